@@ -1,0 +1,3 @@
+//! The admission actor. Placeholder: its owner replaces this file and keeps `messages`.
+
+pub mod messages;

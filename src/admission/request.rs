@@ -1,0 +1,179 @@
+//! A request as the engine takes it: ids, limits and the one constructor that checks everything before a page is touched.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::account::Dialect;
+use crate::backend::{LogprobsWanted, Rule};
+
+/// Names one choice of one request for life; never reused. Ascending from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+impl std::fmt::Display for RequestId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "r{}", self.0)
+    }
+}
+
+/// Hands out request ids; shared by the HTTP workers because a session registers before it submits.
+#[derive(Debug, Default)]
+pub struct RequestIds(AtomicU64);
+
+impl RequestIds {
+    /// The next id.
+    pub fn next(&self) -> RequestId {
+        RequestId(self.0.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+}
+
+/// Bounds that a request is checked against; fixed at start.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Longest sequence in tokens.
+    pub context: usize,
+    /// Longest prompt in tokens.
+    pub max_prompt_tokens: usize,
+    /// Most generated tokens.
+    pub max_new_tokens: usize,
+    /// Vocabulary size.
+    pub vocab: usize,
+    /// Physical pages in all.
+    pub pages: usize,
+    /// Positions per page.
+    pub page_tokens: usize,
+}
+
+/// A request before it is checked.
+#[derive(Clone, Debug)]
+pub struct RequestSpec {
+    /// Prompt token ids.
+    pub prompt: Arc<[u32]>,
+    /// Most tokens to generate.
+    pub max_new_tokens: usize,
+    /// Selection rule.
+    pub rule: Rule,
+    /// Seed of the draws.
+    pub seed: u64,
+    /// Choice index (n > 1).
+    pub choice: u32,
+    /// Token ids that end the sequence; empty with `ignore_eos`.
+    pub eos: Arc<[u32]>,
+    /// Log-probabilities wanted for each generated token.
+    pub logprobs: LogprobsWanted,
+    /// Which surface it came through (for the account only).
+    pub dialect: Dialect,
+}
+
+/// Why a request is refused before admission.
+#[derive(Debug, thiserror::Error, PartialEq)]
+pub enum ValidationError {
+    /// No tokens.
+    #[error("the prompt is empty")]
+    EmptyPrompt,
+    /// Nothing to generate.
+    #[error("max_tokens must be at least 1")]
+    ZeroMaxTokens,
+    /// Over `Limits::max_prompt_tokens`.
+    #[error("the prompt has {tokens} tokens, the limit is {limit}")]
+    PromptTooLong {
+        /// Prompt tokens.
+        tokens: usize,
+        /// Limit.
+        limit: usize,
+    },
+    /// Over `Limits::max_new_tokens`.
+    #[error("max_tokens is {tokens}, the limit is {limit}")]
+    TooManyNewTokens {
+        /// Asked for.
+        tokens: usize,
+        /// Limit.
+        limit: usize,
+    },
+    /// Prompt plus generated tokens over the context.
+    #[error("{prompt} prompt tokens and {max_new} new tokens exceed the context of {context}")]
+    ContextOverflow {
+        /// Prompt tokens.
+        prompt: usize,
+        /// Asked for.
+        max_new: usize,
+        /// The context.
+        context: usize,
+    },
+    /// More pages than exist.
+    #[error("the request needs {needed} KV pages, the pool has {pages}")]
+    PoolTooSmall {
+        /// Needed for life.
+        needed: usize,
+        /// In the pool.
+        pages: usize,
+    },
+    /// A token id outside the vocabulary.
+    #[error("token id {id} at position {position} is outside the vocabulary of {vocab}")]
+    TokenOutOfRange {
+        /// The id.
+        id: u32,
+        /// Where.
+        position: usize,
+        /// Vocabulary size.
+        vocab: usize,
+    },
+}
+
+/// A request that can be served: lengths, pages and token ids are in bounds.
+#[derive(Clone, Debug)]
+pub struct ValidRequest {
+    id: RequestId,
+    spec: RequestSpec,
+    pages: usize,
+}
+
+impl ValidRequest {
+    /// Checks a request. Pages for life: ceil((P + G − 1) / page_tokens).
+    ///
+    /// # Errors
+    /// The first bound that it exceeds.
+    pub fn new(id: RequestId, spec: RequestSpec, limits: &Limits) -> Result<Self, ValidationError> {
+        let (prompt, max_new) = (spec.prompt.len(), spec.max_new_tokens);
+        if prompt == 0 {
+            return Err(ValidationError::EmptyPrompt);
+        }
+        if max_new == 0 {
+            return Err(ValidationError::ZeroMaxTokens);
+        }
+        if prompt > limits.max_prompt_tokens {
+            return Err(ValidationError::PromptTooLong { tokens: prompt, limit: limits.max_prompt_tokens });
+        }
+        if max_new > limits.max_new_tokens {
+            return Err(ValidationError::TooManyNewTokens { tokens: max_new, limit: limits.max_new_tokens });
+        }
+        let total = prompt.checked_add(max_new).filter(|&t| t <= limits.context);
+        let Some(total) = total else {
+            return Err(ValidationError::ContextOverflow { prompt, max_new, context: limits.context });
+        };
+        let pages = (total - 1).div_ceil(limits.page_tokens);
+        if pages > limits.pages {
+            return Err(ValidationError::PoolTooSmall { needed: pages, pages: limits.pages });
+        }
+        if let Some(position) = spec.prompt.iter().position(|&t| t as usize >= limits.vocab) {
+            let id = spec.prompt[position];
+            return Err(ValidationError::TokenOutOfRange { id, position, vocab: limits.vocab });
+        }
+        Ok(Self { id, spec, pages })
+    }
+
+    /// Its id.
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// What was asked.
+    pub fn spec(&self) -> &RequestSpec {
+        &self.spec
+    }
+
+    /// KV pages that it reserves for life.
+    pub fn pages(&self) -> usize {
+        self.pages
+    }
+}

@@ -1,0 +1,1 @@
+//! Placeholder: its owner replaces this file.
