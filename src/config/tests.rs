@@ -1,0 +1,101 @@
+//! The configuration as a user meets it: the shipped files, the errors, the overrides.
+
+use super::*;
+
+const COMMENTED: &str = include_str!("../../config/crucible.toml");
+
+fn problems(text: &str, overrides: &[&str]) -> Vec<String> {
+    let overrides: Vec<String> = overrides.iter().map(|&o| o.to_owned()).collect();
+    match Config::parse("test.toml", text, &overrides) {
+        Ok(_) => Vec::new(),
+        Err(ConfigError::Invalid { problems, .. }) => problems.iter().map(Problem::to_string).collect(),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[test]
+fn the_commented_file_equals_the_defaults_and_holds_every_key() {
+    assert_eq!(Config::parse("crucible.toml", COMMENTED, &[]).expect("valid"), Config::default());
+    let (document, _) = Document::parse(COMMENTED);
+    let mut written: Vec<&str> = document.keys().collect();
+    let keys = Config::keys();
+    let mut known: Vec<&str> = keys.iter().map(String::as_str).collect();
+    written.sort_unstable();
+    known.sort_unstable();
+    assert_eq!(written, known);
+}
+
+#[test]
+fn every_key_of_the_commented_file_has_a_comment_above_it() {
+    let mut commented = false;
+    for (at, line) in COMMENTED.lines().enumerate() {
+        let line = line.trim();
+        let key = line.contains(" = ") && !line.starts_with('#');
+        assert!(!key || commented, "line {} has a key without a comment: {line}", at + 1);
+        commented = line.starts_with('#') || (key && commented);
+    }
+}
+
+#[test]
+fn every_shipped_file_is_valid() {
+    for entry in std::fs::read_dir("config").expect("config folder") {
+        let path = entry.expect("entry").path();
+        if path.extension().is_some_and(|e| e == "toml") {
+            Config::load(Some(&path), &[]).unwrap_or_else(|e| panic!("{e}"));
+        }
+    }
+}
+
+#[test]
+fn everything_that_is_wrong_is_reported_at_once_with_its_line() {
+    let text = "[prefill]\ntoken_bugdet = 5\npacking = 3\n\n[kv]\npages = 0\n[limits]\nmax_batch = \"many\"\n[server]\nhost = \"here\"\n";
+    let found = problems(text, &["nonsense", "graphs.decode=on"]);
+    let expected = [
+        "line 2: unknown key prefill.token_bugdet, did you mean prefill.token_budget?",
+        "line 3: prefill.packing must be true or false, not an integer",
+        "line 6: kv.pages is 0, it must lie in 1..=16777216",
+        "line 8: limits.max_batch must be an integer, not a string",
+        "line 10: server.host must be an IP address such as 127.0.0.1, not \"here\"",
+        "--set: `nonsense` has no `=`; write key=value, as in prefill.token_budget=512",
+        "--set: graphs.decode must be \"off\", not \"on\"",
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_syntax_error_does_not_hide_the_other_errors() {
+    let found = problems("[kv]\npages = = 4\n[limits]\nmax_queue = -1\n", &[]);
+    assert!(found.iter().any(|p| p.starts_with("line 2: ")), "{found:?}");
+    assert!(found.iter().any(|p| p.starts_with("line 4: limits.max_queue is -1")), "{found:?}");
+}
+
+#[test]
+fn a_key_where_a_section_should_be_and_a_section_where_a_key_should_be_are_unknown() {
+    let found = problems("prefill = 3\n[kv.pages]\nx = 1\n", &[]);
+    assert_eq!(found, ["line 1: unknown key prefill", "line 3: unknown key kv.pages.x, did you mean kv.pages?"]);
+}
+
+#[test]
+fn an_override_wins_over_the_file_and_quotes_are_optional() {
+    let overrides =
+        ["prefill.token_budget=512", "model.path=synthetic", "prefill.chunk_cap = 37", "server.api_key=\"a=b\""];
+    let config = Config::parse("t", "[prefill]\ntoken_budget = 64\n", &overrides.map(String::from)).expect("valid");
+    assert_eq!(config.prefill.token_budget, 512);
+    assert_eq!(config.model.source, ModelPath::Synthetic);
+    assert_eq!(config.prefill.chunk_cap, Some(37));
+    assert_eq!(config.server.api_key.as_deref(), Some("a=b"));
+}
+
+#[test]
+fn values_that_contradict_each_other_are_refused() {
+    let found = problems("[prefill]\ntoken_budget = 64\nchunk_cap = 128\n[model.geometry]\nheads = 5\n", &[]);
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found[0].starts_with("line 3: prefill.chunk_cap is 128"), "{found:?}");
+    assert!(found[1].starts_with("line 5: model.geometry: heads (5)"), "{found:?}");
+}
+
+#[test]
+fn a_missing_file_says_so() {
+    let error = Config::load(Some(Path::new("no/such.toml")), &[]).expect_err("missing");
+    assert!(error.to_string().starts_with("cannot read the configuration no/such.toml"), "{error}");
+}
