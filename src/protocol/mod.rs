@@ -1,5 +1,11 @@
 //! Wire types and session formatting. Nothing here knows an actor; `actors::session` calls it with tokens and sends what it returns.
 
+pub mod body;
+pub mod choice;
 pub mod errors;
+pub mod native;
+pub mod openai;
+pub mod sampling;
 pub mod sse;
 pub mod stop;
+pub mod stream;

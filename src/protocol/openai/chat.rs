@@ -1,0 +1,346 @@
+//! /v1/chat/completions.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{Chunk, Common, Delivery, Head, WireUsage, token_bytes};
+use crate::actors::session::messages::GeneratedToken;
+use crate::protocol::body::{Body, wrong_type};
+use crate::protocol::choice::{Answer, ChoiceEnd, Delta, Vocabulary};
+use crate::protocol::errors::{ApiError, Code, ErrorDialect};
+use crate::protocol::sse;
+use crate::protocol::stream::{StreamFormat, Usage};
+
+/// One turn of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// `system`, `user` or `assistant`; `developer` is read as `system`.
+    pub role: String,
+    /// Its text; parts are joined.
+    pub content: String,
+}
+
+/// A chat request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChatRequest {
+    /// Fields of both OpenAI endpoints.
+    pub common: Common,
+    /// The conversation.
+    pub messages: Vec<Turn>,
+    /// Most tokens to generate, when the client names a number.
+    pub max_tokens: Option<usize>,
+    /// Log-probabilities wanted, with so many alternatives.
+    pub logprobs: Option<u8>,
+}
+
+impl ChatRequest {
+    /// Reads a request body.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with it.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ApiError> {
+        let mut body = Body::parse(bytes)?;
+        let messages = body.value("messages");
+        let request = Self {
+            common: Common::parse(&mut body)?,
+            messages: turns(body.require("messages", messages)?)?,
+            max_tokens: max_tokens(&mut body)?,
+            logprobs: logprobs(&mut body)?,
+        };
+        refuse_unserved(&mut body)?;
+        body.finish()?;
+        Ok(request)
+    }
+}
+
+/// The `messages` of a request.
+///
+/// # Errors
+/// Another shape, an unknown role, or content that is no text.
+pub fn turns(value: Value) -> Result<Vec<Turn>, ApiError> {
+    let Value::Array(items) = value else { return Err(wrong_type("messages", "an array of messages", &value)) };
+    if items.is_empty() {
+        return Err(ApiError::about(Code::InvalidValue, "messages", "messages must hold at least one message"));
+    }
+    items.into_iter().enumerate().map(|(at, item)| turn(item, &format!("messages[{at}]"))).collect()
+}
+
+fn turn(item: Value, path: &str) -> Result<Turn, ApiError> {
+    let mut body = Body::nested(item, path)?;
+    let role = body.string("role")?;
+    let role = body.require("role", role)?;
+    let role = match role.as_str() {
+        "system" | "user" | "assistant" => role,
+        "developer" => "system".to_owned(),
+        "tool" | "function" => {
+            let text = format!("role {role} is not supported: tools are not");
+            return Err(ApiError::about(Code::UnsupportedParameter, body.path("role"), text));
+        }
+        _ => {
+            let text = format!("{} must be system, developer, user or assistant", body.path("role"));
+            return Err(ApiError::about(Code::InvalidValue, body.path("role"), text));
+        }
+    };
+    let content = body.value("content");
+    let content = text_of(body.require("content", content)?, &body.path("content"))?;
+    for name in ["name", "refusal", "audio", "function_call", "annotations", "tool_call_id"] {
+        body.unsupported(name, &[json!([])])?;
+    }
+    body.unsupported("tool_calls", &[json!([])])?;
+    body.finish()?;
+    Ok(Turn { role, content })
+}
+
+fn text_of(content: Value, path: &str) -> Result<String, ApiError> {
+    let parts = match content {
+        Value::String(text) => return Ok(text),
+        Value::Array(parts) => parts,
+        other => return Err(wrong_type(path, "a string or an array of text parts", &other)),
+    };
+    let part = |(at, part): (usize, Value)| {
+        let mut body = Body::nested(part, &format!("{path}[{at}]"))?;
+        let kind = body.string("type")?;
+        let kind = body.require("type", kind)?;
+        if kind != "text" {
+            let text = format!("content parts of type {kind} are not supported, only text");
+            return Err(ApiError::about(Code::UnsupportedParameter, body.path("type"), text));
+        }
+        let text = body.string("text")?;
+        let text = body.require("text", text)?;
+        body.finish()?;
+        Ok(text)
+    };
+    parts.into_iter().enumerate().map(part).collect()
+}
+
+fn max_tokens(body: &mut Body) -> Result<Option<usize>, ApiError> {
+    let old = body.integer("max_tokens", 1..=u32::MAX.into())?;
+    let new = body.integer("max_completion_tokens", 1..=u32::MAX.into())?;
+    if let (Some(a), Some(b)) = (old, new)
+        && a != b
+    {
+        let text = "max_tokens and max_completion_tokens differ; send one of them";
+        return Err(ApiError::about(Code::InvalidValue, "max_completion_tokens", text));
+    }
+    Ok(new.or(old).map(|n| n as usize))
+}
+
+fn logprobs(body: &mut Body) -> Result<Option<u8>, ApiError> {
+    let wanted = body.boolean("logprobs")?.unwrap_or(false);
+    let top = body.integer("top_logprobs", 0..=20)?;
+    if top.is_some() && !wanted {
+        let text = "top_logprobs needs logprobs = true";
+        return Err(ApiError::about(Code::InvalidValue, "top_logprobs", text));
+    }
+    Ok(wanted.then(|| top.unwrap_or(0) as u8))
+}
+
+/// Fields of OpenAI's that have no effect here at the values listed and are refused at others.
+fn refuse_unserved(body: &mut Body) -> Result<(), ApiError> {
+    for name in ["audio", "prediction", "reasoning_effort", "verbosity", "web_search_options", "moderation"] {
+        body.unsupported(name, &[])?;
+    }
+    body.unsupported("tools", &[json!([])])?;
+    body.unsupported("functions", &[json!([])])?;
+    body.unsupported("tool_choice", &[json!("none"), json!("auto")])?;
+    body.unsupported("function_call", &[json!("none"), json!("auto")])?;
+    body.unsupported("parallel_tool_calls", &[json!(true), json!(false)])?;
+    body.unsupported("response_format", &[json!({"type": "text"})])?;
+    body.unsupported("modalities", &[json!(["text"])])?;
+    body.unsupported("service_tier", &[json!("auto"), json!("default")])?;
+    body.unsupported("store", &[json!(false)])?;
+    body.unsupported("metadata", &[json!({})])?;
+    body.unsupported("prompt_cache_key", &[])?;
+    body.unsupported("prompt_cache_retention", &[])?;
+    body.unsupported("safety_identifier", &[])
+}
+
+/// Log-probabilities of tokens, as chat bodies have them.
+fn logprobs_of(tokens: &[GeneratedToken], vocabulary: &dyn Vocabulary) -> Value {
+    let entry = |id: u32, logprob: f64| {
+        let text = vocabulary.token_text(id);
+        json!({"token": text, "logprob": logprob, "bytes": token_bytes(&text)})
+    };
+    let content: Vec<Value> = tokens
+        .iter()
+        .filter_map(|token| {
+            let values = token.logprobs.as_ref()?;
+            let mut item = entry(token.id, values.chosen);
+            item["top_logprobs"] = values.top.iter().map(|&(id, logprob)| entry(id, logprob)).collect();
+            Some(item)
+        })
+        .collect();
+    json!({"content": content, "refusal": null})
+}
+
+/// The body of whole answers.
+pub fn response(
+    head: &Head,
+    answers: &[Answer],
+    usage: Usage,
+    logprobs: Option<u8>,
+    vocabulary: &dyn Vocabulary,
+) -> Value {
+    let choice = |(index, answer): (usize, &Answer)| {
+        json!({
+            "index": index,
+            "message": {"role": "assistant", "content": answer.text, "refusal": null},
+            "logprobs": logprobs.map(|_| logprobs_of(&answer.tokens, vocabulary)),
+            "finish_reason": answer.reason.name(),
+        })
+    };
+    json!({
+        "id": head.id,
+        "object": "chat.completion",
+        "created": head.created,
+        "model": head.model,
+        "system_fingerprint": head.fingerprint,
+        "choices": answers.iter().enumerate().map(choice).collect::<Vec<_>>(),
+        "usage": WireUsage::from(usage),
+    })
+}
+
+/// The frames of a stream.
+pub struct ChatStream {
+    /// What every chunk repeats.
+    pub head: Head,
+    /// Choices.
+    pub n: usize,
+    /// With or without usage.
+    pub delivery: Delivery,
+    /// Whether chunks carry log-probabilities.
+    pub logprobs: Option<u8>,
+    /// Names the tokens of log-probabilities.
+    pub vocabulary: Arc<dyn Vocabulary>,
+}
+
+#[derive(Serialize)]
+struct ChunkChoice<'a> {
+    index: usize,
+    delta: ChunkDelta<'a>,
+    logprobs: Option<Value>,
+    finish_reason: Option<&'static str>,
+}
+
+#[derive(Serialize, Default)]
+struct ChunkDelta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a str>,
+}
+
+impl ChatStream {
+    fn chunk(&self, choice: ChunkChoice<'_>) -> Bytes {
+        sse::data(&Chunk::new(&self.head, "chat.completion.chunk", &[choice], self.delivery))
+    }
+
+    fn content(&self, index: usize, text: &str, logprobs: Option<Value>) -> Bytes {
+        let delta = ChunkDelta { role: None, content: Some(text) };
+        self.chunk(ChunkChoice { index, delta, logprobs, finish_reason: None })
+    }
+}
+
+impl StreamFormat for ChatStream {
+    fn open(&mut self) -> Option<Bytes> {
+        let delta = || ChunkDelta { role: Some("assistant"), content: Some("") };
+        let first = |index| self.chunk(ChunkChoice { index, delta: delta(), logprobs: None, finish_reason: None });
+        Some((0..self.n).flat_map(first).collect())
+    }
+
+    fn token(&mut self, choice: usize, delta: &Delta) -> Option<Bytes> {
+        let logprobs = self.logprobs.map(|_| logprobs_of(std::slice::from_ref(&delta.token), &*self.vocabulary));
+        (logprobs.is_some() || !delta.text.is_empty()).then(|| self.content(choice, &delta.text, logprobs))
+    }
+
+    fn end(&mut self, choice: usize, end: &ChoiceEnd) -> Bytes {
+        let finish_reason = Some(end.reason.name());
+        let last =
+            self.chunk(ChunkChoice { index: choice, delta: ChunkDelta::default(), logprobs: None, finish_reason });
+        if end.tail.is_empty() {
+            return last;
+        }
+        [self.content(choice, &end.tail, None), last].concat().into()
+    }
+
+    fn close(&mut self, usage: Usage) -> Option<Bytes> {
+        if self.delivery != Delivery::StreamWithUsage {
+            return Some(sse::DONE);
+        }
+        let none: [ChunkChoice<'_>; 0] = [];
+        let mut chunk = Chunk::new(&self.head, "chat.completion.chunk", &none, self.delivery);
+        chunk.usage = Some(Some(usage.into()));
+        Some([sse::data(&chunk), sse::DONE].concat().into())
+    }
+
+    fn failed(&mut self, error: &ApiError) -> Bytes {
+        sse::data(&error.body(ErrorDialect::Openai))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(fields: Value) -> Result<ChatRequest, ApiError> {
+        let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+        for (name, value) in fields.as_object().expect("an object") {
+            body[name] = value.clone();
+        }
+        ChatRequest::parse(body.to_string().as_bytes())
+    }
+
+    #[test]
+    fn content_parts_of_text_are_joined_and_other_parts_are_refused() {
+        let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+        let request = parse(json!({"messages": [{"role": "developer", "content": parts}]})).expect("valid");
+        assert_eq!(request.messages, [Turn { role: "system".into(), content: "ab".into() }]);
+        let image = json!([{"type": "image_url", "image_url": {"url": "x"}}]);
+        let error = parse(json!({"messages": [{"role": "user", "content": image}]})).expect_err("an image");
+        assert_eq!(error.param.as_deref(), Some("messages[0].content[0].type"));
+    }
+
+    #[test]
+    fn no_op_values_of_unserved_parameters_pass_and_others_are_refused_by_name() {
+        let passing = json!({
+            "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "tools": [], "tool_choice": "none",
+            "response_format": {"type": "text"}, "n": 1, "store": false, "user": "me", "audio": null,
+        });
+        assert!(parse(passing).is_ok());
+        for (name, value) in [
+            ("frequency_penalty", json!(0.1)),
+            ("logit_bias", json!({"5": 1})),
+            ("tools", json!([{"type": "function"}])),
+            ("response_format", json!({"type": "json_object"})),
+            ("reasoning_effort", json!("low")),
+        ] {
+            let error = parse(json!({name: value})).expect_err(name);
+            assert_eq!((error.code, error.param.as_deref()), (Code::UnsupportedParameter, Some(name)));
+        }
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_openai() {
+        let request = parse(json!({})).expect("valid");
+        assert_eq!((request.common.sampling.temperature, request.common.seed), (1.0, None));
+        assert_eq!((request.max_tokens, request.common.delivery), (None, Delivery::Whole));
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        assert!(parse(json!({"max_tokens": 3, "max_completion_tokens": 4})).is_err());
+        assert!(parse(json!({"top_logprobs": 3})).is_err());
+        assert!(parse(json!({"stream_options": {"include_usage": true}})).is_err());
+        assert!(parse(json!({"seed": 1.5})).is_err());
+        assert!(parse(json!({"messages": []})).is_err());
+        assert!(parse(json!({"temperature": 2.1})).is_err());
+    }
+
+    #[test]
+    fn a_negative_seed_is_a_seed() {
+        assert_eq!(parse(json!({"seed": -1})).expect("valid").common.seed, Some(u64::MAX));
+    }
+}

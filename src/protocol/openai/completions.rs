@@ -1,0 +1,239 @@
+//! /v1/completions.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::{Chunk, Common, Delivery, Head, WireUsage};
+use crate::actors::session::messages::GeneratedToken;
+use crate::protocol::body::{Body, token_ids, wrong_type};
+use crate::protocol::choice::{Answer, ChoiceEnd, Delta, Vocabulary};
+use crate::protocol::errors::{ApiError, Code, ErrorDialect};
+use crate::protocol::native::Prompt;
+use crate::protocol::sse;
+use crate::protocol::stream::{StreamFormat, Usage};
+
+const OBJECT: &str = "text_completion";
+
+/// A completion request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CompletionRequest {
+    /// Fields of both OpenAI endpoints.
+    pub common: Common,
+    /// What to continue, at least one.
+    pub prompts: Vec<Prompt>,
+    /// Most tokens to generate.
+    pub max_tokens: usize,
+    /// Whether the prompt stands before each answer.
+    pub echo: bool,
+    /// Log-probabilities wanted, with so many alternatives.
+    pub logprobs: Option<u8>,
+}
+
+impl CompletionRequest {
+    /// Reads a request body.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with it.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ApiError> {
+        let mut body = Body::parse(bytes)?;
+        let prompt = body.value("prompt");
+        let request = Self {
+            common: Common::parse(&mut body)?,
+            prompts: prompts(body.require("prompt", prompt)?)?,
+            max_tokens: body.integer("max_tokens", 1..=u32::MAX.into())?.unwrap_or(16) as usize,
+            echo: body.boolean("echo")?.unwrap_or(false),
+            logprobs: body.integer("logprobs", 0..=20)?.map(|n| n as u8),
+        };
+        if request.echo && request.logprobs.is_some() {
+            let text = "echo together with logprobs is not supported: prompts have no log-probabilities";
+            return Err(ApiError::about(Code::UnsupportedParameter, "echo", text));
+        }
+        body.unsupported("best_of", &[json!(request.common.n)])?;
+        body.unsupported("suffix", &[])?;
+        body.finish()?;
+        Ok(request)
+    }
+}
+
+fn prompts(value: Value) -> Result<Vec<Prompt>, ApiError> {
+    let items = match value {
+        Value::String(text) => return Ok(vec![Prompt::Text(text)]),
+        Value::Array(items) => items,
+        other => return Err(wrong_type("prompt", "a string, an array of token ids, or an array of either", &other)),
+    };
+    match items.first() {
+        None => Err(ApiError::about(Code::InvalidValue, "prompt", "prompt is empty")),
+        Some(Value::Number(_)) => Ok(vec![Prompt::Tokens(token_ids("prompt", Value::Array(items))?)]),
+        Some(_) => items
+            .into_iter()
+            .enumerate()
+            .map(|(at, item)| match item {
+                Value::String(text) => Ok(Prompt::Text(text)),
+                ids => token_ids(&format!("prompt[{at}]"), ids).map(Prompt::Tokens),
+            })
+            .collect(),
+    }
+}
+
+/// Log-probabilities in the four parallel lists of this endpoint.
+#[derive(Clone, Debug, Default, Serialize)]
+struct Logprobs {
+    tokens: Vec<String>,
+    token_logprobs: Vec<f64>,
+    top_logprobs: Vec<Map<String, Value>>,
+    text_offset: Vec<usize>,
+}
+
+impl Logprobs {
+    /// Appends a token whose text starts at `offset`, in characters; returns where the next one starts.
+    fn push(&mut self, token: &GeneratedToken, offset: usize, vocabulary: &dyn Vocabulary) -> usize {
+        let Some(values) = &token.logprobs else { return offset };
+        let text = vocabulary.token_text(token.id);
+        let mut top: Map<String, Value> =
+            values.top.iter().map(|&(id, logprob)| (vocabulary.token_text(id), json!(logprob))).collect();
+        top.insert(text.clone(), json!(values.chosen));
+        let next = offset + text.chars().count();
+        self.tokens.push(text);
+        self.token_logprobs.push(values.chosen);
+        self.top_logprobs.push(top);
+        self.text_offset.push(offset);
+        next
+    }
+}
+
+/// The body of whole answers; `echo` holds the text before each of them, or nothing.
+pub fn response(
+    head: &Head,
+    answers: &[Answer],
+    echo: &[String],
+    usage: Usage,
+    logprobs: Option<u8>,
+    vocabulary: &dyn Vocabulary,
+) -> Value {
+    let choice = |(index, answer): (usize, &Answer)| {
+        let before = echo.get(index).map_or("", String::as_str);
+        let logprobs = logprobs.map(|_| {
+            let mut lists = Logprobs::default();
+            answer.tokens.iter().fold(0, |offset, token| lists.push(token, offset, vocabulary));
+            lists
+        });
+        let text = format!("{before}{}", answer.text);
+        json!({"text": text, "index": index, "logprobs": logprobs, "finish_reason": answer.reason.name()})
+    };
+    json!({
+        "id": head.id,
+        "object": OBJECT,
+        "created": head.created,
+        "model": head.model,
+        "system_fingerprint": head.fingerprint,
+        "choices": answers.iter().enumerate().map(choice).collect::<Vec<_>>(),
+        "usage": WireUsage::from(usage),
+    })
+}
+
+/// The frames of a stream.
+pub struct CompletionStream {
+    /// What every chunk repeats.
+    pub head: Head,
+    /// The text before each choice, or nothing.
+    pub echo: Vec<String>,
+    /// With or without usage.
+    pub delivery: Delivery,
+    /// Whether chunks carry log-probabilities.
+    pub logprobs: Option<u8>,
+    /// Names the tokens of log-probabilities.
+    pub vocabulary: Arc<dyn Vocabulary>,
+    /// Per choice, where its next token starts, in characters.
+    pub offsets: Vec<usize>,
+}
+
+#[derive(Serialize)]
+struct ChunkChoice<'a> {
+    text: &'a str,
+    index: usize,
+    logprobs: Option<Logprobs>,
+    finish_reason: Option<&'static str>,
+}
+
+impl CompletionStream {
+    fn chunk(&self, choice: ChunkChoice<'_>) -> Bytes {
+        sse::data(&Chunk::new(&self.head, OBJECT, &[choice], self.delivery))
+    }
+}
+
+impl StreamFormat for CompletionStream {
+    fn open(&mut self) -> Option<Bytes> {
+        let before = |(index, text): (usize, &String)| {
+            self.chunk(ChunkChoice { text, index, logprobs: None, finish_reason: None })
+        };
+        (!self.echo.is_empty()).then(|| self.echo.iter().enumerate().flat_map(before).collect())
+    }
+
+    fn token(&mut self, choice: usize, delta: &Delta) -> Option<Bytes> {
+        let logprobs = self.logprobs.map(|_| {
+            let mut lists = Logprobs::default();
+            self.offsets[choice] = lists.push(&delta.token, self.offsets[choice], &*self.vocabulary);
+            lists
+        });
+        let shown = logprobs.is_some() || !delta.text.is_empty();
+        shown.then(|| self.chunk(ChunkChoice { text: &delta.text, index: choice, logprobs, finish_reason: None }))
+    }
+
+    fn end(&mut self, choice: usize, end: &ChoiceEnd) -> Bytes {
+        let finish_reason = Some(end.reason.name());
+        self.chunk(ChunkChoice { text: &end.tail, index: choice, logprobs: None, finish_reason })
+    }
+
+    fn close(&mut self, usage: Usage) -> Option<Bytes> {
+        if self.delivery != Delivery::StreamWithUsage {
+            return Some(sse::DONE);
+        }
+        let none: [ChunkChoice<'_>; 0] = [];
+        let mut chunk = Chunk::new(&self.head, OBJECT, &none, self.delivery);
+        chunk.usage = Some(Some(usage.into()));
+        Some([sse::data(&chunk), sse::DONE].concat().into())
+    }
+
+    fn failed(&mut self, error: &ApiError) -> Bytes {
+        sse::data(&error.body(ErrorDialect::Openai))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(prompt: Value, fields: Value) -> Result<CompletionRequest, ApiError> {
+        let mut body = json!({"model": "m", "prompt": prompt});
+        for (name, value) in fields.as_object().expect("an object") {
+            body[name] = value.clone();
+        }
+        CompletionRequest::parse(body.to_string().as_bytes())
+    }
+
+    #[test]
+    fn a_prompt_is_text_or_ids_or_an_array_of_either() {
+        let cases = [
+            (json!("a"), vec![Prompt::Text("a".into())]),
+            (json!(["a", "b"]), vec![Prompt::Text("a".into()), Prompt::Text("b".into())]),
+            (json!([1, 2]), vec![Prompt::Tokens(vec![1, 2])]),
+            (json!([[1], [2, 3]]), vec![Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2, 3])]),
+        ];
+        for (prompt, expected) in cases {
+            assert_eq!(parse(prompt, json!({})).expect("valid").prompts, expected);
+        }
+        for prompt in [json!([]), json!(3), json!([1, "a"]), json!([[1], [true]]), json!([1.5])] {
+            assert_eq!(parse(prompt, json!({})).expect_err("invalid").code, Code::InvalidValue);
+        }
+    }
+
+    #[test]
+    fn best_of_passes_at_n_only_and_a_suffix_never() {
+        assert!(parse(json!("a"), json!({"n": 2, "best_of": 2})).is_ok());
+        assert!(parse(json!("a"), json!({"n": 2, "best_of": 3})).is_err());
+        assert_eq!(parse(json!("a"), json!({"suffix": "x"})).expect_err("suffix").param.as_deref(), Some("suffix"));
+    }
+}

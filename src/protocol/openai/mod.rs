@@ -1,0 +1,161 @@
+//! OpenAI's dialect: what its two generating endpoints share. Parameters that are not served pass at their no-op value and are
+//! refused by name otherwise; `top_k`, `min_p` and `ignore_eos` are ours.
+
+pub mod chat;
+pub mod completions;
+pub mod models;
+
+use std::num::NonZeroU32;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::body::{Body, wrong_type};
+use super::errors::{ApiError, Code};
+use super::sampling::Sampling;
+use super::stream::Usage;
+
+/// Stop strings of one request at most.
+const MAX_STOPS: usize = 4;
+/// Choices of one prompt at most.
+const MAX_CHOICES: u64 = 128;
+
+/// Fields of both endpoints.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Common {
+    /// The model named.
+    pub model: String,
+    /// Selection.
+    pub sampling: Sampling,
+    /// Seed of the draws, when the client names one.
+    pub seed: Option<u64>,
+    /// Strings that end an answer.
+    pub stop: Vec<String>,
+    /// Choices per prompt.
+    pub n: usize,
+    /// Whether the answer is a stream, and of which kind.
+    pub delivery: Delivery,
+    /// Whether end-of-sequence tokens are tokens like others.
+    pub ignore_eos: bool,
+    /// The client's name for its user; goes to the log only.
+    pub user: Option<String>,
+}
+
+/// How the answer travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// One JSON body.
+    Whole,
+    /// Events.
+    Stream,
+    /// Events, with a last one for the token counts.
+    StreamWithUsage,
+}
+
+impl Common {
+    fn parse(body: &mut Body) -> Result<Self, ApiError> {
+        let model = body.string("model")?;
+        let common = Self {
+            model: body.require("model", model)?,
+            sampling: sampling(body)?,
+            seed: seed(body)?,
+            stop: body.stop_strings("stop", MAX_STOPS)?,
+            n: body.integer("n", 1..=MAX_CHOICES)?.unwrap_or(1) as usize,
+            delivery: delivery(body)?,
+            ignore_eos: body.boolean("ignore_eos")?.unwrap_or(false),
+            user: body.string("user")?,
+        };
+        let zero = [json!(0), json!(0.0)];
+        body.unsupported("frequency_penalty", &zero)?;
+        body.unsupported("presence_penalty", &zero)?;
+        body.unsupported("logit_bias", &[json!({})])?;
+        Ok(common)
+    }
+}
+
+fn sampling(body: &mut Body) -> Result<Sampling, ApiError> {
+    let top_k = body.integer("top_k", 1..=u32::MAX.into())?;
+    Ok(Sampling {
+        temperature: body.number("temperature", 0.0..=2.0)?.unwrap_or(1.0),
+        top_k: top_k.and_then(|k| NonZeroU32::new(k as u32)),
+        top_p: body.number("top_p", 0.0..=1.0)?.unwrap_or(1.0),
+        min_p: body.number("min_p", 0.0..=1.0)?.unwrap_or(0.0),
+    })
+}
+
+/// A seed is any 64-bit integer; a negative one is taken by its bits.
+fn seed(body: &mut Body) -> Result<Option<u64>, ApiError> {
+    let Some(value) = body.value("seed") else { return Ok(None) };
+    let seed = value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned));
+    seed.map(Some).ok_or_else(|| wrong_type("seed", "a 64-bit integer", &value))
+}
+
+fn delivery(body: &mut Body) -> Result<Delivery, ApiError> {
+    let stream = body.boolean("stream")?.unwrap_or(false);
+    let Some(options) = body.value("stream_options") else {
+        return Ok(if stream { Delivery::Stream } else { Delivery::Whole });
+    };
+    if !stream {
+        let text = "stream_options is only allowed with stream = true";
+        return Err(ApiError::about(Code::InvalidValue, "stream_options", text));
+    }
+    let mut options = Body::nested(options, "stream_options")?;
+    let usage = options.boolean("include_usage")?.unwrap_or(false);
+    options.unsupported("include_obfuscation", &[json!(false)])?;
+    options.finish()?;
+    Ok(if usage { Delivery::StreamWithUsage } else { Delivery::Stream })
+}
+
+/// What every body and every chunk of one response repeats.
+#[derive(Clone, Debug)]
+pub struct Head {
+    /// `chatcmpl-…` or `cmpl-…`.
+    pub id: String,
+    /// Unix time of the request, seconds.
+    pub created: u64,
+    /// The model's id.
+    pub model: String,
+    /// Names what the bits of an answer depend on besides the request.
+    pub fingerprint: String,
+}
+
+/// Token counts on the wire.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct WireUsage {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    total_tokens: usize,
+}
+
+impl From<Usage> for WireUsage {
+    fn from(usage: Usage) -> Self {
+        let Usage { prompt_tokens, completion_tokens } = usage;
+        Self { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
+    }
+}
+
+/// A frame of a stream: absent usage, null, or the counts, as the client asked.
+#[derive(Serialize)]
+struct Chunk<'a, C: Serialize> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    system_fingerprint: &'a str,
+    choices: &'a [C],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<WireUsage>>,
+}
+
+impl<'a, C: Serialize> Chunk<'a, C> {
+    fn new(head: &'a Head, object: &'static str, choices: &'a [C], delivery: Delivery) -> Self {
+        let usage = (delivery == Delivery::StreamWithUsage).then_some(None);
+        let Head { id, created, model, fingerprint } = head;
+        Self { id, object, created: *created, model, system_fingerprint: fingerprint, choices, usage }
+    }
+}
+
+/// The bytes of a token's text, unless it is only part of a character.
+fn token_bytes(text: &str) -> Value {
+    if text.contains('\u{fffd}') { Value::Null } else { json!(text.as_bytes()) }
+}
