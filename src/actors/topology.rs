@@ -1,13 +1,30 @@
 //! Starts the engine arbiter and its five actors, and is the only file that knows every address.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
+use actix::{Addr, AsyncContext, Context};
 use tokio::sync::{oneshot, watch};
 
-use crate::actors::admission::messages::Submit;
-use crate::admission::{FinishedSample, Limits, QueuePermit, QueuePermits, RequestId, RequestIds, Snapshot};
-use crate::backend::{BackendError, BackendFactory, Facts};
+use super::admission::AdmissionActor;
+use super::admission::messages::{Cancel, Drain, EngineFailed, StopHit, Submit};
+use super::board::Board;
+use super::clock::Clock;
+use super::executor::{ExecutorActor, Flight, StepTrace};
+use super::fatal::FatalFlag;
+use super::pages::PagesActor;
+use super::pages::messages::Release;
+use super::planner::PlannerActor;
+use super::sampler::SamplerActor;
+use super::session::messages::{SessionEnd, SessionFailure, TokenBatch, TokenEntry};
+use super::{executor, planner};
+use crate::admission::{Admission, FinishedSample, Limits, QueuePermit, QueuePermits, RequestId, RequestIds, Snapshot};
+use crate::backend::{Backend, BackendError, BackendFactory, Facts, StepLimits, StepValidator};
+use crate::pages::{PageHome, Pool};
+use crate::planner::{Planner, PlannerConfig};
+use crate::sampler::Sampler;
 
 /// What the engine is started with; every value checked by the configuration.
 #[derive(Clone, Debug)]
@@ -45,6 +62,17 @@ pub enum EngineError {
     /// The engine thread could not be made or ended at once.
     #[error("the engine thread did not start: {0}")]
     Thread(String),
+    /// The configuration and the backend do not fit each other.
+    #[error("{0}")]
+    Mismatch(String),
+    /// `telemetry.step_trace` cannot be written.
+    #[error("cannot create the step trace {path}: {source}")]
+    Trace {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
 }
 
 /// Finished samples not yet taken into the histograms, under the same lock as the snapshot: whoever renders takes both at once.
@@ -53,17 +81,20 @@ pub struct Published {
     pub snapshot: Arc<Snapshot>,
     /// Samples of every request that the snapshot counts as finished and no earlier `take_published` returned.
     pub samples: Vec<FinishedSample>,
+    /// Samples lost since the last call, because no call came for very long.
+    pub samples_dropped: u64,
 }
 
 /// What HTTP workers hold of the engine: cheap to clone, safe to use from any thread.
 #[derive(Clone)]
 pub struct EngineHandle {
-    // The owner of this file adds the address of Admission and the board that it publishes on.
+    admission: Addr<AdmissionActor>,
+    board: Arc<Board>,
     ids: Arc<RequestIds>,
     permits: QueuePermits,
     limits: Arc<Limits>,
     facts: Arc<Facts>,
-    fatal: watch::Receiver<Option<Arc<str>>>,
+    fatal: FatalFlag,
 }
 
 impl EngineHandle {
@@ -93,44 +124,55 @@ impl EngineHandle {
     }
 
     /// Sends a request to Admission. A dead engine answers through the hub.
-    pub fn submit(&self, _submit: Submit) {
-        unimplemented!("engine")
+    pub fn submit(&self, submit: Submit) {
+        if self.admission.connected() {
+            return self.admission.do_send(submit);
+        }
+        let reason = self.fatal.reason().unwrap_or_else(|| Arc::from("it was stopped"));
+        let end = Some(SessionEnd::Failed(SessionFailure::Engine(reason)));
+        let entry = TokenEntry { request: submit.request.id(), tokens: Vec::new(), end };
+        submit.hub.do_send(TokenBatch { entries: vec![entry] });
     }
 
     /// Ends a request: the client is gone. Idempotent.
-    pub fn cancel(&self, _request: RequestId) {
-        unimplemented!("engine")
+    pub fn cancel(&self, request: RequestId) {
+        self.admission.do_send(Cancel { request });
     }
 
     /// Ends a request at a stop string. Idempotent.
-    pub fn stop_hit(&self, _request: RequestId, _token_index: u32) {
-        unimplemented!("engine")
+    pub fn stop_hit(&self, request: RequestId, token_index: u32) {
+        self.admission.do_send(StopHit { request, token_index });
     }
 
     /// The latest published account.
     pub fn snapshot(&self) -> Arc<Snapshot> {
-        unimplemented!("engine")
+        self.board.snapshot()
     }
 
     /// The latest account together with the samples that belong to it; each sample is returned once.
     pub fn take_published(&self) -> Published {
-        unimplemented!("engine")
+        self.board.take()
     }
 
     /// Turns to the error's text once, when the engine dies; every session watches it.
     pub fn fatal(&self) -> watch::Receiver<Option<Arc<str>>> {
-        self.fatal.clone()
+        self.fatal.watch()
     }
 
     /// Refuses new work from now on and completes when nothing is live; at the deadline what is left fails in the typed way.
-    pub fn drain(&self, _deadline: Duration) -> oneshot::Receiver<()> {
-        unimplemented!("engine")
+    /// An error from the receiver says that the engine is gone.
+    pub fn drain(&self, deadline: Duration) -> oneshot::Receiver<()> {
+        let (done, drained) = oneshot::channel();
+        self.admission.do_send(Drain { done, deadline });
+        drained
     }
 }
 
 /// The running engine; dropping it stops the arbiter and joins its thread.
 pub struct Engine {
     handle: EngineHandle,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Engine {
@@ -138,12 +180,181 @@ impl Engine {
     ///
     /// # Errors
     /// What the backend said, or why the thread did not start.
-    pub fn start(_config: EngineConfig, _backend: BackendFactory) -> Result<Self, EngineError> {
-        unimplemented!("engine")
+    pub fn start(config: EngineConfig, backend: BackendFactory) -> Result<Self, EngineError> {
+        let (stop, stopped) = oneshot::channel();
+        let (started, starting) = mpsc::channel();
+        let fatal = FatalFlag::new();
+        let on_thread = fatal.clone();
+        let body = move || {
+            on_thread.guard_this_thread();
+            actix::System::new().block_on(live(config, backend, on_thread, started, stopped));
+        };
+        let thread = std::thread::Builder::new()
+            .name("crucible-engine".into())
+            .spawn(body)
+            .map_err(|error| EngineError::Thread(error.to_string()))?;
+        match starting.recv() {
+            Ok(started) => Ok(Self { handle: started?, stop: Some(stop), thread: Some(thread) }),
+            Err(_) => {
+                let reason = fatal.reason().map_or_else(|| "it ended at once".to_owned(), |r| r.to_string());
+                Err(EngineError::Thread(reason))
+            }
+        }
     }
 
     /// For the HTTP workers.
     pub fn handle(&self) -> EngineHandle {
         self.handle.clone()
     }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(());
+        }
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The engine thread's life: start the actors, close them when the flag is raised, end when told to.
+async fn live(
+    config: EngineConfig,
+    backend: BackendFactory,
+    fatal: FatalFlag,
+    started: mpsc::Sender<Result<EngineHandle, EngineError>>,
+    mut stopped: oneshot::Receiver<()>,
+) {
+    let engine = match backend().map_err(EngineError::from).and_then(|b| start_actors(&config, b, &fatal)) {
+        Ok(engine) => engine,
+        Err(error) => {
+            let _ = started.send(Err(error));
+            return;
+        }
+    };
+    let mut flag = fatal.watch();
+    let _ = started.send(Ok(engine.handle.clone()));
+    tokio::select! {
+        _ = &mut stopped => return,
+        _ = flag.wait_for(Option::is_some) => engine.close(&fatal),
+    }
+    let _ = stopped.await;
+}
+
+/// Every address that the topology needs after the start.
+struct Running {
+    handle: EngineHandle,
+    planner: Addr<PlannerActor>,
+    executor: Addr<ExecutorActor>,
+}
+
+impl Running {
+    /// Nothing limps on: no step is submitted, no plan is made, every session is told. A panicked actor's mailbox is gone; the
+    /// others do their part.
+    fn close(&self, fatal: &FatalFlag) {
+        let reason = fatal.reason().unwrap_or_else(|| Arc::from("unknown"));
+        self.executor.do_send(executor::messages::Close);
+        self.handle.admission.do_send(EngineFailed { reason });
+        self.planner.do_send(planner::messages::Close);
+    }
+}
+
+fn check_fit(config: &EngineConfig, facts: &Facts) -> Result<(), EngineError> {
+    let mismatch = |text: String| Err(EngineError::Mismatch(text));
+    let (batch, budget) = (config.max_batch, config.token_budget);
+    if batch == 0 || batch > facts.slots {
+        return mismatch(format!("limits.max_batch is {batch}, the backend has {} slots", facts.slots));
+    }
+    if facts.max_step_tokens <= batch {
+        let most = facts.max_step_tokens;
+        return mismatch(format!("limits.max_batch is {batch}, a step takes {most} tokens: one more is needed"));
+    }
+    if budget == 0 || config.chunk_cap == Some(0) || config.prefill_max_requests == 0 {
+        return mismatch("prefill.token_budget, chunk_cap and max_requests must be at least 1".into());
+    }
+    Ok(())
+}
+
+fn planner_config(config: &EngineConfig, facts: &Facts) -> PlannerConfig {
+    PlannerConfig {
+        slots: config.max_batch,
+        token_budget: config.token_budget,
+        chunk_cap: config.chunk_cap.unwrap_or(usize::MAX),
+        max_requests: if config.packing { config.prefill_max_requests } else { 1 },
+        max_step_tokens: facts.max_step_tokens,
+    }
+}
+
+fn step_limits(facts: &Facts) -> StepLimits {
+    StepLimits {
+        pages: facts.pages,
+        page_tokens: facts.page_tokens,
+        slots: facts.slots,
+        max_step_tokens: facts.max_step_tokens,
+        context: facts.context,
+        vocab: facts.vocab,
+    }
+}
+
+fn make_handle(
+    config: &EngineConfig,
+    facts: &Facts,
+    admission: Addr<AdmissionActor>,
+    fatal: &FatalFlag,
+) -> EngineHandle {
+    let limits = Limits {
+        context: facts.context,
+        max_prompt_tokens: config.max_prompt_tokens,
+        max_new_tokens: config.max_new_tokens,
+        vocab: facts.vocab,
+        pages: facts.pages,
+        page_tokens: facts.page_tokens,
+    };
+    EngineHandle {
+        admission,
+        board: Arc::new(Board::default()),
+        ids: Arc::default(),
+        permits: QueuePermits::new(config.max_queue),
+        limits: Arc::new(limits),
+        facts: Arc::new(facts.clone()),
+        fatal: fatal.clone(),
+    }
+}
+
+/// The five actors know each other in a ring, so their addresses are made before any of them runs.
+fn start_actors(config: &EngineConfig, backend: Box<dyn Backend>, fatal: &FatalFlag) -> Result<Running, EngineError> {
+    let facts = backend.facts().clone();
+    check_fit(config, &facts)?;
+    let trace = config
+        .step_trace
+        .as_ref()
+        .map(|path| StepTrace::create(path).map_err(|source| EngineError::Trace { path: path.clone(), source }));
+    let (trace, clock) = (trace.transpose()?, Clock::start());
+    let (admission_ctx, pages_ctx, planner_ctx) = (Context::new(), Context::<PagesActor>::new(), Context::new());
+    let (executor_ctx, sampler_ctx) = (Context::<ExecutorActor>::new(), Context::new());
+    let (admission, pages) = (admission_ctx.address(), pages_ctx.address());
+    let (planner, executor, sampler) = (planner_ctx.address(), executor_ctx.address(), sampler_ctx.address());
+    let handle = make_handle(config, &facts, admission.clone(), fatal);
+
+    let core = Admission::new(config.max_batch, facts.pages);
+    handle.board.publish(core.account(), Vec::new());
+    let (board, drains) = (Arc::clone(&handle.board), Vec::new());
+    admission_ctx.run(AdmissionActor { core, pages: pages.clone(), planner: planner.clone(), board, clock, drains });
+
+    let home: PageHome = Arc::new(move |returned| pages.do_send(Release(returned)));
+    pages_ctx.run(PagesActor { pool: Pool::new(facts.pages), home, admission: admission.clone() });
+
+    let core = Planner::new(planner_config(config, &facts));
+    let (to_executor, to_sampler, to_admission) = (executor.clone(), sampler.clone(), admission.clone());
+    planner_ctx.run(PlannerActor { core, executor: to_executor, sampler: to_sampler, admission: to_admission, clock });
+
+    let outbox = VecDeque::new();
+    sampler_ctx.run(SamplerActor { core: Sampler::default(), planner: planner.clone(), admission, outbox });
+
+    let validator = StepValidator::new(step_limits(&facts));
+    let (step_timeout, flight, fatal) = (config.step_timeout, Flight::default(), fatal.clone());
+    executor_ctx.run(ExecutorActor { backend, validator, sampler, fatal, clock, step_timeout, trace, flight });
+    Ok(Running { handle, planner, executor })
 }

@@ -1,1 +1,9 @@
-//! Placeholder: its owner replaces this file.
+//! The pure core of the sampler: what the selected tokens mean. It numbers them, finds the end-of-sequence token and the length
+//! end, takes each request's times, and groups news by session hub. Selection itself is arithmetic and happens in the backend.
+
+mod core;
+mod stopwatch;
+#[cfg(test)]
+mod tests;
+
+pub use core::{Digest, Sampler, Tracked};

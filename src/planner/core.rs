@@ -1,0 +1,253 @@
+//! The resident set and the plan of one step.
+//!
+//! When to look ahead: a step that waits behind another keeps the device busy, but whatever arrives after it was planned has to
+//! wait for it. A decode step is short, so the next one is planned at once. A step with prefill is long next to a launch, and
+//! more prompts may arrive while it runs; the next one is planned only when it completes, unless its prefill plan is already
+//! full, for then later arrivals could not join it anyway.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::counters::{RowInFlight, count};
+use super::resident::{Cause, Resident, RowEnd, Sequence};
+use crate::admission::{Dialect, Ended, Outcome, RequestId, StepCounters};
+use crate::backend::{STEPS_IN_FLIGHT, Step, StepTiming};
+use crate::pages::PageLease;
+
+/// The planner's bounds.
+#[derive(Clone, Debug)]
+pub struct PlannerConfig {
+    /// Resident sequences at most.
+    pub slots: usize,
+    /// Prompt tokens per step.
+    pub token_budget: usize,
+    /// Prompt tokens per request and step; `usize::MAX` is off.
+    pub chunk_cap: usize,
+    /// Requests with prompt tokens per step; 1 is packing off.
+    pub max_requests: usize,
+    /// Token rows per step, decode rows included; above `slots`.
+    pub max_step_tokens: usize,
+}
+
+/// A step, and for each of its rows the surface that the request came through (for the step trace).
+#[derive(Debug, PartialEq)]
+pub struct PlannedStep {
+    /// For the executor.
+    pub step: Step,
+    /// `[rows]`.
+    pub dialects: Vec<Dialect>,
+}
+
+/// What the sampler made of a completed step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Retired {
+    /// Its id.
+    pub step: u64,
+    /// Tokens accepted per request.
+    pub progressed: Vec<(RequestId, u32)>,
+    /// Sequences that ended in it.
+    pub ended: Vec<(RequestId, RowEnd)>,
+    /// Time and bytes.
+    pub timing: StepTiming,
+}
+
+/// A sequence that has left: its lease is dropped and its slot is free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Departure {
+    /// Whose.
+    pub request: RequestId,
+    /// How it ended.
+    pub ended: Ended,
+}
+
+#[derive(Debug)]
+struct StepInFlight {
+    id: u64,
+    rows: Vec<RowInFlight>,
+}
+
+/// The core. Call `plan` until it yields nothing after every event, then `depart`.
+#[derive(Debug)]
+pub struct Planner {
+    config: PlannerConfig,
+    residents: BTreeMap<RequestId, Resident>,
+    prefill: VecDeque<RequestId>,
+    free_slots: Vec<u32>,
+    in_flight: VecDeque<StepInFlight>,
+    last_step: u64,
+    counters: StepCounters,
+    dead: bool,
+}
+
+impl Planner {
+    /// An empty resident set.
+    pub fn new(config: PlannerConfig) -> Self {
+        let free_slots = (0..config.slots as u32).rev().collect();
+        Self {
+            config,
+            residents: BTreeMap::new(),
+            prefill: VecDeque::new(),
+            free_slots,
+            in_flight: VecDeque::new(),
+            last_step: 0,
+            counters: StepCounters::default(),
+            dead: false,
+        }
+    }
+
+    /// A new resident. The resident credits of admission are the slots, so one is free; a dead planner drops the lease.
+    pub fn enqueue(&mut self, sequence: Sequence, lease: PageLease) {
+        debug_assert!(self.dead || !self.free_slots.is_empty(), "more residents than slots");
+        if self.dead {
+            return;
+        }
+        if let Some(slot) = self.free_slots.pop() {
+            let id = sequence.request.id();
+            self.residents.insert(id, Resident::new(sequence.request, lease, slot));
+            self.prefill.push_back(id);
+        }
+    }
+
+    /// Ends a resident from outside. Idempotent; the first end wins.
+    pub fn cancel(&mut self, request: RequestId, cause: Cause) {
+        if let Some(resident) = self.residents.get_mut(&request) {
+            resident.end_by(cause);
+            self.prefill.retain(|&id| id != request);
+        }
+    }
+
+    /// Takes a completed step. Steps complete in the order in which they were planned.
+    pub fn retire(&mut self, retired: &Retired) {
+        let Some(step) = self.in_flight.pop_front() else {
+            debug_assert!(self.dead, "step {} completed and none is in flight", retired.step);
+            return;
+        };
+        debug_assert_eq!(step.id, retired.step, "steps complete in order");
+        for row in &step.rows {
+            if let Some(resident) = self.residents.get_mut(&row.request) {
+                resident.retire_row(row.prompt as usize);
+            }
+        }
+        for &(request, tokens) in &retired.progressed {
+            if let Some(resident) = self.residents.get_mut(&request) {
+                resident.accept(tokens);
+            }
+        }
+        for &(request, end) in &retired.ended {
+            if let Some(resident) = self.residents.get_mut(&request) {
+                resident.end(end.outcome());
+                self.prefill.retain(|&id| id != request);
+            }
+        }
+        count(&mut self.counters, &step.rows, &retired.timing);
+    }
+
+    /// The next step, when one is due.
+    pub fn plan(&mut self) -> Option<PlannedStep> {
+        if self.dead || self.in_flight.len() >= STEPS_IN_FLIGHT || self.waits_for_arrivals() {
+            return None;
+        }
+        let mut planned = PlannedStep { step: Step::default(), dialects: Vec::new() };
+        self.plan_decode(&mut planned);
+        self.plan_prefill(&mut planned);
+        if planned.step.rows.is_empty() {
+            return None;
+        }
+        self.last_step += 1;
+        planned.step.id = self.last_step;
+        let rows = planned.step.rows.iter().map(RowInFlight::of).collect();
+        self.in_flight.push_back(StepInFlight { id: self.last_step, rows });
+        Some(planned)
+    }
+
+    /// Sequences that no step in flight contains any more; each is returned once.
+    pub fn depart(&mut self) -> Vec<Departure> {
+        let gone: Vec<_> = self.residents.values().filter_map(|r| Some((r.id(), r.slot(), r.departs()?))).collect();
+        gone.into_iter()
+            .map(|(request, slot, ended)| {
+                drop(self.residents.remove(&request));
+                self.free_slots.push(slot);
+                Departure { request, ended }
+            })
+            .collect()
+    }
+
+    /// The engine is dead: every resident has failed, and no step will complete or be planned.
+    pub fn fail(&mut self) {
+        self.dead = true;
+        self.prefill.clear();
+        for step in std::mem::take(&mut self.in_flight) {
+            for row in step.rows {
+                if let Some(resident) = self.residents.get_mut(&row.request) {
+                    resident.retire_row(0);
+                }
+            }
+        }
+        self.residents.values_mut().for_each(|r| r.end(Outcome::Failed));
+    }
+
+    /// What the steps did so far.
+    pub fn counters(&self) -> &StepCounters {
+        &self.counters
+    }
+
+    /// Residents whose prompt is not computed.
+    pub fn prefilling(&self) -> u32 {
+        self.residents.values().filter(|r| r.prefilling()).count() as u32
+    }
+
+    /// Residents, ended ones still in flight included.
+    pub fn residents(&self) -> usize {
+        self.residents.len()
+    }
+
+    /// Steps in flight.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Whether the look-ahead is held back: a step with prefill runs and the next prefill plan has room left.
+    fn waits_for_arrivals(&self) -> bool {
+        let prefill_runs = self.in_flight.back().is_some_and(|s| s.rows.iter().any(|r| r.prompt > 0));
+        prefill_runs && !self.next_prefill_is_full()
+    }
+
+    fn next_prefill_is_full(&self) -> bool {
+        if self.prefill.len() >= self.config.max_requests {
+            return true;
+        }
+        let slices = self.prefill.iter().filter_map(|id| self.residents.get(id)).map(|r| self.slice_cap(r));
+        slices.sum::<usize>() >= self.config.token_budget
+    }
+
+    fn slice_cap(&self, resident: &Resident) -> usize {
+        resident.prompt_left().min(self.config.chunk_cap)
+    }
+
+    fn plan_decode(&mut self, planned: &mut PlannedStep) {
+        for resident in self.residents.values_mut().filter(|r| r.decodes()) {
+            planned.step.rows.push(resident.decode());
+            planned.dialects.push(resident.request().spec().dialect);
+        }
+    }
+
+    /// One slice per request from the front of the queue; who is not done goes to the back.
+    fn plan_prefill(&mut self, planned: &mut PlannedStep) {
+        let room = self.config.max_step_tokens.saturating_sub(planned.step.rows.len());
+        let mut budget = self.config.token_budget.min(room);
+        for _ in 0..self.prefill.len().min(self.config.max_requests) {
+            if budget == 0 {
+                break;
+            }
+            let Some(id) = self.prefill.pop_front() else { break };
+            let Some(len) = self.residents.get(&id).map(|r| self.slice_cap(r).min(budget)) else { continue };
+            let Some(resident) = self.residents.get_mut(&id) else { continue };
+            planned.step.bindings.extend(resident.bind());
+            planned.step.rows.push(resident.slice(len, &mut planned.step.tokens));
+            planned.dialects.push(resident.request().spec().dialect);
+            budget -= len;
+            if resident.prompt_left() > 0 {
+                self.prefill.push_back(id);
+            }
+        }
+    }
+}

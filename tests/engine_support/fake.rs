@@ -1,0 +1,227 @@
+//! A backend that computes nothing but checks everything: slots, positions, page tables and order. A token is a hash of the whole
+//! history of its sequence, so that any mix-up of rows, positions or inputs changes the text.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crucible::admission::RequestId;
+use crucible::backend::{
+    Backend, BackendError, BackendFactory, Completion, Facts, Input, Row, RowOutput, STEPS_IN_FLIGHT, Start, Step,
+    StepOutput, StepTiming, TokenLogprobs, ValidStep, Want,
+};
+
+/// Vocabulary of the fake model.
+pub const VOCAB: usize = 1000;
+/// Positions per page.
+pub const PAGE: usize = 16;
+
+/// What the backend does besides its work.
+#[derive(Clone)]
+pub struct Script {
+    pub completion: Completion,
+    pub pages: usize,
+    pub slots: usize,
+    pub step_time: Duration,
+    /// Called with each submitted step's id; what it returns happens.
+    pub fault: Arc<dyn Fn(u64) -> Fault + Send + Sync>,
+    /// Requests whose logits are not finite from this token index on.
+    pub not_finite: Arc<dyn Fn(RequestId, u32) -> bool + Send + Sync>,
+    /// While true, steps are accepted and none completes.
+    pub hold: Arc<AtomicBool>,
+    pub seen: Arc<Mutex<Vec<Step>>>,
+    pub polls: Arc<AtomicUsize>,
+}
+
+/// What may go wrong with a step.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Fault {
+    Nothing,
+    FailAtSubmit,
+    FailAtPoll,
+    Hang,
+    Panic,
+}
+
+impl Default for Script {
+    fn default() -> Self {
+        Self {
+            completion: Completion::Notified,
+            pages: 1024,
+            slots: 16,
+            step_time: Duration::ZERO,
+            fault: Arc::new(|_| Fault::Nothing),
+            not_finite: Arc::new(|_, _| false),
+            hold: Arc::default(),
+            seen: Arc::default(),
+            polls: Arc::default(),
+        }
+    }
+}
+
+/// The token that follows a history.
+pub fn next_token(history: &[u32]) -> u32 {
+    let hash = history.iter().fold(0xcbf2_9ce4_8422_2325_u64, |h, &t| (h ^ u64::from(t)).wrapping_mul(0x100_0000_01b3));
+    ((hash >> 17) % VOCAB as u64) as u32
+}
+
+/// What a sequence generates when it is alone in the world.
+pub fn expected(prompt: &[u32], tokens: usize) -> Vec<u32> {
+    let mut history = prompt.to_vec();
+    for _ in 0..tokens {
+        history.push(next_token(&history));
+    }
+    history.split_off(prompt.len())
+}
+
+struct Slot {
+    request: RequestId,
+    history: Vec<u32>,
+    pages: Vec<u32>,
+    /// Selected and not yet computed as an input.
+    last: Option<u32>,
+}
+
+struct Pending {
+    output: Result<StepOutput, String>,
+    ready_at: Option<Instant>,
+}
+
+struct Fake {
+    facts: Facts,
+    script: Script,
+    slots: HashMap<u32, Slot>,
+    queue: VecDeque<Pending>,
+    last_id: u64,
+    notify: Option<Arc<dyn Fn() + Send + Sync>>,
+}
+
+/// Makes the backend where the engine wants it.
+pub fn factory(script: Script) -> BackendFactory {
+    Box::new(move || {
+        let facts = Facts {
+            device: "fake".into(),
+            pages: script.pages,
+            page_tokens: PAGE,
+            slots: script.slots,
+            max_step_tokens: 2048,
+            context: 1 << 14,
+            vocab: VOCAB,
+            weight_bytes: 0,
+            kv_bytes: 0,
+        };
+        let (slots, queue) = (HashMap::new(), VecDeque::new());
+        Ok(Box::new(Fake { facts, script, slots, queue, last_id: 0, notify: None }) as Box<dyn Backend>)
+    })
+}
+
+impl Fake {
+    fn run(&mut self, step: &Step) -> StepOutput {
+        assert_eq!(step.id, self.last_id + 1, "ids ascend by one");
+        assert!(step.token_rows() <= self.facts.max_step_tokens && !step.rows.is_empty());
+        self.last_id = step.id;
+        for binding in &step.bindings {
+            let old = self.slots.remove(&binding.slot);
+            assert!(old.is_none_or(|o| o.request != binding.request), "a slot is bound once per request");
+            for slot in self.slots.values() {
+                assert!(slot.pages.iter().all(|p| !binding.pages.contains(p)) || !self.is_live(slot.request, step));
+            }
+            let (request, pages) = (binding.request, binding.pages.clone());
+            self.slots.insert(binding.slot, Slot { request, history: Vec::new(), pages, last: None });
+        }
+        let mut tokens = step.tokens.iter().copied();
+        let rows = step.rows.iter().filter_map(|row| self.run_row(row, &mut tokens)).collect();
+        assert!(tokens.next().is_none(), "every token belongs to a row");
+        let timing = StepTiming { download_bytes: 4 * step.rows.len() as u64, ..StepTiming::default() };
+        StepOutput { step: step.id, rows, timing }
+    }
+
+    fn is_live(&self, request: RequestId, step: &Step) -> bool {
+        step.rows.iter().any(|r| r.request == request)
+    }
+
+    fn run_row(&mut self, row: &Row, tokens: &mut impl Iterator<Item = u32>) -> Option<RowOutput> {
+        let slot = self.slots.get_mut(&row.slot).expect("a bound slot");
+        assert_eq!(slot.request, row.request, "the slot belongs to the row's request");
+        match (row.start, row.input) {
+            (Start::Host(position), Input::Tokens) => {
+                assert_eq!(position as usize, slot.history.len(), "slices are consecutive");
+                slot.history.extend(tokens.take(row.len as usize));
+            }
+            (Start::Device, Input::DeviceLast) => slot.history.push(slot.last.take().expect("a selected token")),
+            other => panic!("rows are prefill or decode, not {other:?}"),
+        }
+        assert!(slot.history.len() <= slot.pages.len() * PAGE, "positions stay inside the lease");
+        if row.want == Want::None {
+            return None;
+        }
+        let token = next_token(&slot.history);
+        slot.last = Some(token);
+        let logprobs = row.logprobs.map(|_| TokenLogprobs { chosen: -f64::from(token), top: Vec::new() });
+        Some(RowOutput {
+            request: row.request,
+            tokens: vec![token],
+            logprobs: logprobs.into_iter().collect(),
+            logits: Vec::new(),
+            finite: !(self.script.not_finite)(row.request, row.sampling.token_index),
+        })
+    }
+
+    fn notify_at(&self, ready_at: Option<Instant>) {
+        let (Some(notify), Some(ready_at)) = (self.notify.clone(), ready_at) else { return };
+        let hold = Arc::clone(&self.script.hold);
+        std::thread::spawn(move || {
+            while Instant::now() < ready_at || hold.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            notify();
+        });
+    }
+}
+
+impl Backend for Fake {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn completion(&self) -> Completion {
+        self.script.completion
+    }
+
+    fn on_completion(&mut self, notify: Arc<dyn Fn() + Send + Sync>) {
+        self.notify = Some(notify);
+    }
+
+    fn submit(&mut self, step: ValidStep) -> Result<(), BackendError> {
+        if self.queue.len() >= STEPS_IN_FLIGHT {
+            return Err(BackendError::Overrun);
+        }
+        let step = step.into_step();
+        let fault = (self.script.fault)(step.id);
+        let failed = || BackendError::Failed { backend: "fake", reason: "scripted".into() };
+        match fault {
+            Fault::Panic => panic!("scripted panic of the backend"),
+            Fault::FailAtSubmit => return Err(failed()),
+            _ => {}
+        }
+        let output = if fault == Fault::FailAtPoll { Err("scripted".into()) } else { Ok(self.run(&step)) };
+        self.script.seen.lock().unwrap().push(step);
+        let last_ready = self.queue.back().and_then(|p| p.ready_at).unwrap_or_else(Instant::now);
+        let ready_at = (fault != Fault::Hang).then(|| last_ready.max(Instant::now()) + self.script.step_time);
+        self.queue.push_back(Pending { output, ready_at });
+        self.notify_at(ready_at);
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Result<Option<StepOutput>, BackendError> {
+        self.script.polls.fetch_add(1, Ordering::Relaxed);
+        let held = self.script.hold.load(Ordering::Acquire);
+        let ready = self.queue.front().and_then(|p| p.ready_at).is_some_and(|at| at <= Instant::now());
+        if held || !ready {
+            return Ok(None);
+        }
+        let Some(done) = self.queue.pop_front() else { return Ok(None) };
+        done.output.map(Some).map_err(|reason| BackendError::Failed { backend: "fake", reason })
+    }
+}
