@@ -1,0 +1,189 @@
+//! The server under load: its address, its small JSON endpoints, and what each of its dialects takes.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::client::{ClientError, Fleet, Job, Outcome, Record, Wire};
+use super::dialect::{Ask, Capabilities, Capture, Dialect, Policy};
+use super::prompts::{self, TokenRange};
+use super::rng::SplitMix64;
+
+/// Why a target cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    /// Not `http://host:port[/base]`.
+    #[error("{0} is no target; write it like http://127.0.0.1:8080")]
+    BadUrl(String),
+    /// The name does not resolve.
+    #[error("cannot resolve {0}; check the host name")]
+    Unresolved(String),
+    /// It does not answer.
+    #[error("{url} does not answer: {source}; is the server running?")]
+    Silent {
+        /// The target.
+        url: String,
+        /// Why.
+        source: ClientError,
+    },
+    /// It refuses every form of a small request.
+    #[error("the target does not take {dialect} requests: {message}")]
+    Unusable {
+        /// The dialect tried.
+        dialect: &'static str,
+        /// Its last answer.
+        message: String,
+    },
+}
+
+/// A server's address.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// As given.
+    pub url: String,
+    /// Where to connect.
+    pub address: SocketAddr,
+    /// `Host` header.
+    host: String,
+    /// Path in front of every endpoint, without a slash at its end.
+    base: String,
+    /// Sent as a bearer token and as `x-api-key`.
+    api_key: Option<String>,
+}
+
+impl Target {
+    /// Parses and resolves `http://host:port[/base]`.
+    ///
+    /// # Errors
+    /// Another scheme, no host, or a host that does not resolve.
+    pub fn new(url: &str, api_key: Option<String>) -> Result<Self, TargetError> {
+        let bad = || TargetError::BadUrl(url.to_owned());
+        let rest = url.strip_prefix("http://").ok_or_else(bad)?;
+        let (host, base) = rest.find('/').map_or((rest, ""), |slash| rest.split_at(slash));
+        let with_port = if host.rsplit_once(':').is_some_and(|(_, p)| p.parse::<u16>().is_ok()) {
+            host.to_owned()
+        } else {
+            format!("{host}:80")
+        };
+        if host.is_empty() || base.bytes().any(|b| b.is_ascii_whitespace() || b.is_ascii_control()) {
+            return Err(bad());
+        }
+        let resolved = with_port.to_socket_addrs().ok().and_then(|mut found| found.next());
+        let address = resolved.ok_or_else(|| TargetError::Unresolved(host.to_owned()))?;
+        let base = base.trim_end_matches('/').trim_end_matches("/v1").to_owned();
+        Ok(Self { url: url.to_owned(), address, host: host.to_owned(), base, api_key })
+    }
+
+    fn credentials(&self) -> String {
+        self.api_key
+            .as_ref()
+            .map_or(String::new(), |key| format!("authorization: Bearer {key}\r\nx-api-key: {key}\r\n"))
+    }
+
+    /// The bytes of a streaming request.
+    pub fn post(&self, dialect: Dialect, body: &str) -> Vec<u8> {
+        let version = if dialect == Dialect::Anthropic { "anthropic-version: 2023-06-01\r\n" } else { "" };
+        format!(
+            "POST {}{} HTTP/1.1\r\nhost: {}\r\n{}{version}accept: text/event-stream\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\n\r\n{body}",
+            self.base,
+            dialect.path(),
+            self.host,
+            self.credentials(),
+            body.len(),
+        )
+        .into_bytes()
+    }
+
+    /// The bytes of a GET.
+    pub fn get(&self, path: &str) -> Vec<u8> {
+        format!("GET {}{path} HTTP/1.1\r\nhost: {}\r\n{}\r\n", self.base, self.host, self.credentials()).into_bytes()
+    }
+
+    /// A JSON endpoint's answer; `None` when it does not answer with 200 and JSON.
+    pub fn json(&self, path: &str) -> Option<Value> {
+        let (status, body) = super::client::fetch(self.address, &self.get(path), Duration::from_secs(5)).ok()?;
+        if status == 200 { serde_json::from_slice(&body).ok() } else { None }
+    }
+
+    /// The id of the first model that /v1/models lists.
+    ///
+    /// # Errors
+    /// The target does not answer at all.
+    pub fn first_model(&self) -> Result<Option<String>, TargetError> {
+        let answer = super::client::fetch(self.address, &self.get("/v1/models"), Duration::from_secs(10));
+        let (_, body) = answer.map_err(|source| TargetError::Silent { url: self.url.clone(), source })?;
+        let list: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
+        Ok(list.pointer("/data/0/id").and_then(Value::as_str).map(str::to_owned))
+    }
+}
+
+/// Finds out by small requests what a dialect of the target takes: `ignore_eos`, token-id prompts and usage in the stream are given
+/// up one by one until a request is answered. Busy answers are waited out.
+///
+/// # Errors
+/// Every form is refused.
+pub fn probe(target: &Target, dialect: Dialect, model: &str, range: TokenRange) -> Result<Capabilities, TargetError> {
+    let best = Capabilities::best_of(dialect);
+    let mut message = String::new();
+    // The parameter that the refusal names goes first; the blind order covers servers that name none.
+    let mut takes = best;
+    for _ in 0..8 {
+        let prompt = if takes.token_prompts {
+            prompts::tokens(&mut SplitMix64::new(0), 4, range)
+        } else {
+            prompts::words(&mut SplitMix64::new(0), 4)
+        };
+        let ask = Ask { dialect, model, prompt: &prompt, max_tokens: 2, policy: Policy::Greedy, seed: 0, takes };
+        let record = once(target, dialect, &ask.body());
+        match record.outcome {
+            Outcome::Completed => return Ok(takes),
+            Outcome::Refused { .. } => std::thread::sleep(Duration::from_millis(500)),
+            Outcome::Cancelled => {}
+            Outcome::Failed { message: why } => {
+                let named = [why.contains("ignore_eos"), why.contains("stream_options"), why.contains("prompt")];
+                if takes.ignore_eos && (named[0] || !(named[1] || named[2])) {
+                    takes.ignore_eos = false;
+                } else if takes.stream_usage && (named[1] || !named[2]) {
+                    takes.stream_usage = false;
+                } else if takes.token_prompts && dialect != Dialect::Native {
+                    takes.token_prompts = false;
+                } else {
+                    return Err(TargetError::Unusable { dialect: dialect.name(), message: why });
+                }
+                message = why;
+            }
+        }
+    }
+    Err(TargetError::Unusable { dialect: dialect.name(), message })
+}
+
+fn once(target: &Target, dialect: Dialect, body: &str) -> Record {
+    let fleet = Fleet::start(target.address, 1, Capture::Counts, Duration::from_secs(120));
+    fleet.submit(Job::now(0, Wire::new(dialect, target.post(dialect, body), String::new())));
+    fleet.next().unwrap_or_else(|| Record::failed(0, "the client's thread ended".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_gives_address_host_and_base() {
+        let target = Target::new("http://127.0.0.1:8080/api/v1/", None).expect("a target");
+        assert_eq!((target.address.port(), target.base.as_str()), (8080, "/api"));
+        let bytes = String::from_utf8(target.post(Dialect::OpenaiChat, "{}")).expect("ascii");
+        assert!(bytes.starts_with("POST /api/v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:8080\r\n"));
+        assert!(bytes.ends_with("content-length: 2\r\n\r\n{}") && !bytes.contains("authorization"));
+        assert!(Target::new("https://127.0.0.1", None).is_err() && Target::new("http:///x", None).is_err());
+    }
+
+    #[test]
+    fn a_key_goes_into_both_headers_and_the_version_to_one_dialect() {
+        let target = Target::new("http://127.0.0.1", Some("k".into())).expect("a target");
+        let bytes = String::from_utf8(target.post(Dialect::Anthropic, "{}")).expect("ascii");
+        assert!(bytes.contains("authorization: Bearer k\r\nx-api-key: k\r\nanthropic-version: 2023-06-01\r\n"));
+        assert_eq!(target.address.port(), 80);
+    }
+}
