@@ -1,3 +1,12 @@
-//! Sessions and the hub of each HTTP worker. Placeholder: its owner replaces this file and keeps `messages`.
+//! Sessions: the response side of every request, on the HTTP worker that holds its connection.
 
+pub mod actor;
+pub mod hub;
 pub mod messages;
+pub mod output;
+pub mod registry;
+
+pub use actor::{FieldNames, Plan, SessionGuard, launch};
+pub use hub::SessionHub;
+pub use output::{FrameBody, Output};
+pub use registry::Registry;
