@@ -20,3 +20,4 @@ pub mod planner;
 pub mod protocol;
 pub mod sampler;
 pub mod telemetry;
+pub mod tui;
