@@ -3,6 +3,7 @@
 //! A command has an `Args` struct and a `run` that returns an `Outcome`. An error is printed as one line on standard error.
 
 pub mod pull;
+pub mod tui;
 
 use std::process::ExitCode;
 
@@ -23,12 +24,15 @@ struct Cli {
 enum Command {
     /// Fetch the default model into the cache.
     Pull(pull::Args),
+    /// Chat with a running server in this terminal.
+    Tui(tui::Args),
 }
 
 /// Parses the arguments and runs the command.
 pub fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Pull(args) => pull::run(&args),
+        Command::Tui(args) => tui::run(&args),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("crucible: {error}");

@@ -151,10 +151,15 @@ impl Sampling {
         }
     }
 
+    /// Whether tokens are drawn; without a temperature the likeliest is taken.
+    pub fn draws(&self) -> bool {
+        self.temperature > 0.0
+    }
+
     /// Whether the field reaches the server; filters and the seed need a temperature.
     pub fn is_sent(&self, field: Field) -> bool {
         match field {
-            Field::TopK | Field::TopP | Field::MinP | Field::Seed => self.temperature > 0.0,
+            Field::TopK | Field::TopP | Field::MinP | Field::Seed => self.draws(),
             Field::Mode | Field::Temperature | Field::MaxTokens => true,
         }
     }
@@ -191,7 +196,7 @@ impl Sampling {
     /// The sampling fields of a request.
     pub fn body(&self) -> SamplingBody {
         let greedy = SamplingBody { max_tokens: self.max_tokens, ..SamplingBody::default() };
-        if self.temperature == 0.0 {
+        if !self.draws() {
             return greedy;
         }
         let (top_k, top_p, min_p, seed) = (self.top_k, self.top_p, self.min_p, self.seed);

@@ -22,7 +22,10 @@ const BOTH_COLUMNS_MIN: u16 = 64;
 /// Text lines of the message box at most.
 const MESSAGE_LINES_MAX: usize = 6;
 /// Columns in front of the text of a turn.
-const INDENT: &str = "  ";
+const INDENT: &str = " ";
+/// In front of the message; two columns.
+const MARK: &str = "› ";
+const MARK_COLUMNS: usize = 2;
 
 const ACCENT: Color = Color::Cyan;
 
@@ -34,7 +37,7 @@ pub fn draw(frame: &mut Frame<'_>, app: &App) -> usize {
         return 0;
     }
     let text_columns = usize::from(area.width - 3);
-    let lines = wrap(app.editor.text(), text_columns - INDENT.len());
+    let lines = wrap(app.editor.text(), text_columns - MARK_COLUMNS);
     let box_lines = lines.len().min(MESSAGE_LINES_MAX).min(usize::from(area.height - 7)) as u16;
     let [title, middle, message, footer] = Layout::vertical([
         Constraint::Length(1),
@@ -100,7 +103,7 @@ fn draw_title(frame: &mut Frame<'_>, area: Rect, app: &App) {
 fn draw_conversation(frame: &mut Frame<'_>, area: Rect, app: &App) -> usize {
     let block = panel("Conversation", false);
     let inner = block.inner(area);
-    let width = usize::from(inner.width).saturating_sub(INDENT.len()).max(1);
+    let width = usize::from(inner.width).saturating_sub(INDENT.len() + 1).max(1);
     let mut lines = Vec::new();
     for turn in &app.turns {
         push_turn(&mut lines, turn, width);
@@ -130,9 +133,9 @@ fn push_turn<'a>(lines: &mut Vec<Line<'a>>, turn: &'a Turn, width: usize) {
         lines.push(Line::default());
     }
     let who = if turn.mode == Mode::Chat { "You" } else { "Text to continue" };
-    lines.push(Line::from(who.bold().fg(ACCENT)));
+    lines.push(Line::from(vec![" ".into(), who.bold().fg(ACCENT)]));
     push_wrapped(lines, &turn.prompt, width, Style::new());
-    lines.push(Line::from("Model".bold().green()));
+    lines.push(Line::from(vec![" ".into(), "Model".bold().green()]));
     if !turn.answer.is_empty() {
         push_wrapped(lines, &turn.answer, width, Style::new());
     }
@@ -206,7 +209,11 @@ fn draw_settings(frame: &mut Frame<'_>, area: Rect, app: &App) {
 fn setting_line<'a>(app: &'a App, field: Field, has_focus: bool, width: usize) -> Line<'a> {
     let selected = has_focus && app.panel.selected == field;
     let edit = app.panel.edit.as_deref().filter(|_| selected);
-    let value = edit.map_or_else(|| app.panel.sampling.shown(field), |edit| format!("{edit}▏"));
+    let value = match edit {
+        Some(edit) => format!("{edit}▏"),
+        None if field == Field::Temperature && !app.panel.sampling.draws() => "0 · greedy".to_owned(),
+        None => app.panel.sampling.shown(field),
+    };
     let room = width.saturating_sub(field.label().len() + 3);
     // A seed may have 20 digits: its end is shown.
     let skip = value.chars().count().saturating_sub(room);
@@ -277,12 +284,12 @@ fn draw_message(frame: &mut Frame<'_>, area: Rect, app: &App, lines: &[&str]) {
         .enumerate()
         .skip(top)
         .take(rows)
-        .map(|(at, text)| Line::from(vec![if at == 0 { "› ".fg(ACCENT) } else { INDENT.into() }, Span::raw(*text)]))
+        .map(|(at, text)| Line::from(vec![if at == 0 { MARK.fg(ACCENT) } else { "  ".into() }, Span::raw(*text)]))
         .collect();
     frame.render_widget(block, area);
     frame.render_widget(Paragraph::new(shown), inner);
     if has_focus {
-        let column = (INDENT.len() + cells).min(usize::from(inner.width.saturating_sub(1))) as u16;
+        let column = (MARK_COLUMNS + cells).min(usize::from(inner.width.saturating_sub(1))) as u16;
         frame.set_cursor_position(Position::new(inner.x + column, inner.y + (line - top) as u16));
     }
 }
