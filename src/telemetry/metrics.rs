@@ -227,6 +227,12 @@ impl Metrics {
     }
 
     fn absorb(&self, published: &Published) {
+        if published.samples_dropped > 0 {
+            tracing::warn!(
+                samples = published.samples_dropped,
+                "histograms miss finished requests: nothing was scraped"
+            );
+        }
         published.samples.iter().for_each(|sample| self.series.observe(sample));
         self.series.set(&published.snapshot.account);
     }
@@ -256,7 +262,7 @@ mod tests {
         let mut account = Account { accepted: 2, accepted_by_dialect: [2, 0, 0, 0, 0], ..Account::default() };
         account.ended[0][0] = 2;
         let snapshot = Arc::new(Snapshot { account, version: 1 });
-        metrics.absorb(&Published { snapshot, samples: vec![sample(), sample()] });
+        metrics.absorb(&Published { snapshot, samples: vec![sample(), sample()], samples_dropped: 0 });
         let text = metrics.handle.render();
         let holds = |line: &str| assert!(text.lines().any(|l| l == line), "{line}\n{text}");
         holds("crucible_time_to_first_token_seconds_count 2");
@@ -271,7 +277,7 @@ mod tests {
     fn every_metric_has_its_help_text() {
         let metrics = Metrics::new();
         let snapshot = Arc::new(Snapshot::default());
-        metrics.absorb(&Published { snapshot, samples: vec![sample()] });
+        metrics.absorb(&Published { snapshot, samples: vec![sample()], samples_dropped: 0 });
         let text = metrics.handle.render();
         for metric in names::ALL {
             assert!(text.contains(&format!("# HELP {} {}", metric.name, metric.help)), "{}", metric.name);
