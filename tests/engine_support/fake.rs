@@ -27,7 +27,7 @@ pub struct Script {
     /// Called with each submitted step's id; what it returns happens.
     pub fault: Arc<dyn Fn(u64) -> Fault + Send + Sync>,
     /// Requests whose logits are not finite from this token index on.
-    pub not_finite: Arc<dyn Fn(RequestId, u32) -> bool + Send + Sync>,
+    pub not_finite: NotFinite,
     /// While true, steps are accepted and none completes.
     pub hold: Arc<AtomicBool>,
     pub seen: Arc<Mutex<Vec<Step>>>,
@@ -88,12 +88,21 @@ struct Pending {
     ready_at: Option<Instant>,
 }
 
+/// Whether the logits of a request are not finite at a token index.
+pub type NotFinite = Arc<dyn Fn(RequestId, u32) -> bool + Send + Sync>;
+
+/// The fake model: follows every slot and refuses what a device could not compute.
+pub struct Machine {
+    slots: HashMap<u32, Slot>,
+    last_id: u64,
+    not_finite: NotFinite,
+}
+
 struct Fake {
     facts: Facts,
     script: Script,
-    slots: HashMap<u32, Slot>,
+    machine: Machine,
     queue: VecDeque<Pending>,
-    last_id: u64,
     notify: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
@@ -111,15 +120,21 @@ pub fn factory(script: Script) -> BackendFactory {
             weight_bytes: 0,
             kv_bytes: 0,
         };
-        let (slots, queue) = (HashMap::new(), VecDeque::new());
-        Ok(Box::new(Fake { facts, script, slots, queue, last_id: 0, notify: None }) as Box<dyn Backend>)
+        let machine = Machine::new(Arc::clone(&script.not_finite));
+        Ok(Box::new(Fake { facts, script, machine, queue: VecDeque::new(), notify: None }) as Box<dyn Backend>)
     })
 }
 
-impl Fake {
-    fn run(&mut self, step: &Step) -> StepOutput {
+impl Machine {
+    /// No slot bound.
+    pub fn new(not_finite: NotFinite) -> Self {
+        Self { slots: HashMap::new(), last_id: 0, not_finite }
+    }
+
+    /// Computes one step.
+    pub fn run(&mut self, step: &Step) -> StepOutput {
         assert_eq!(step.id, self.last_id + 1, "ids ascend by one");
-        assert!(step.token_rows() <= self.facts.max_step_tokens && !step.rows.is_empty());
+        assert!(!step.rows.is_empty());
         self.last_id = step.id;
         for binding in &step.bindings {
             let old = self.slots.remove(&binding.slot);
@@ -164,10 +179,12 @@ impl Fake {
             tokens: vec![token],
             logprobs: logprobs.into_iter().collect(),
             logits: Vec::new(),
-            finite: !(self.script.not_finite)(row.request, row.sampling.token_index),
+            finite: !(self.not_finite)(row.request, row.sampling.token_index),
         })
     }
+}
 
+impl Fake {
     fn notify_at(&self, ready_at: Option<Instant>) {
         let (Some(notify), Some(ready_at)) = (self.notify.clone(), ready_at) else { return };
         let hold = Arc::clone(&self.script.hold);
@@ -205,7 +222,8 @@ impl Backend for Fake {
             Fault::FailAtSubmit => return Err(failed()),
             _ => {}
         }
-        let output = if fault == Fault::FailAtPoll { Err("scripted".into()) } else { Ok(self.run(&step)) };
+        assert!(step.token_rows() <= self.facts.max_step_tokens);
+        let output = if fault == Fault::FailAtPoll { Err("scripted".into()) } else { Ok(self.machine.run(&step)) };
         self.script.seen.lock().unwrap().push(step);
         let last_ready = self.queue.back().and_then(|p| p.ready_at).unwrap_or_else(Instant::now);
         let ready_at = (fault != Fault::Hang).then(|| last_ready.max(Instant::now()) + self.script.step_time);
