@@ -19,5 +19,6 @@ pub mod pages;
 pub mod planner;
 pub mod protocol;
 pub mod sampler;
+pub mod server;
 pub mod telemetry;
 pub mod tui;

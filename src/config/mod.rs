@@ -209,6 +209,8 @@ pub struct ServerConfig {
     pub sse_keep_alive: Duration,
     /// Bytes buffered for a client that reads slowly.
     pub stream_buffer_bytes: usize,
+    /// Time that /health answers 503 after the engine died, before the process ends.
+    pub fatal_linger: Duration,
     /// Time for live requests after a signal.
     pub drain_deadline: Duration,
 }

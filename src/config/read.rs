@@ -159,6 +159,7 @@ fn server(f: &mut Fields) -> ServerConfig {
         keep_alive: millis(f, "server.keep_alive_ms", 75_000, 0..=3_600_000),
         sse_keep_alive: millis(f, "server.sse_keep_alive_ms", 15_000, 10..=3_600_000),
         stream_buffer_bytes: f.size("server.stream_buffer_bytes", 1_048_576, 4_096..=1_073_741_824),
+        fatal_linger: millis(f, "server.fatal_linger_ms", 1_000, 0..=60_000),
         drain_deadline: millis(f, "server.drain_deadline_ms", 30_000, 0..=3_600_000),
     }
 }

@@ -16,6 +16,8 @@ pub trait Pieces {
 pub trait Vocabulary: Send + Sync {
     /// As the tokenizer shows it, special tokens included.
     fn token_text(&self, id: u32) -> String;
+    /// The bytes it stands for; part of a character has bytes and no text of its own.
+    fn token_bytes(&self, id: u32) -> Vec<u8>;
 }
 
 /// Why an answer ended.

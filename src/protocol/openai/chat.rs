@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Chunk, Common, Delivery, Head, WireUsage, token_bytes};
+use super::{Chunk, Common, Delivery, Head, WireUsage};
 use crate::actors::session::messages::GeneratedToken;
 use crate::protocol::body::{Body, wrong_type};
 use crate::protocol::choice::{Answer, ChoiceEnd, Delta, Vocabulary};
@@ -162,7 +162,7 @@ fn refuse_unserved(body: &mut Body) -> Result<(), ApiError> {
 fn logprobs_of(tokens: &[GeneratedToken], vocabulary: &dyn Vocabulary) -> Value {
     let entry = |id: u32, logprob: f64| {
         let text = vocabulary.token_text(id);
-        json!({"token": text, "logprob": logprob, "bytes": token_bytes(&text)})
+        json!({"token": text, "logprob": logprob, "bytes": vocabulary.token_bytes(id)})
     };
     let content: Vec<Value> = tokens
         .iter()

@@ -8,7 +8,7 @@ pub mod models;
 use std::num::NonZeroU32;
 
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::body::{Body, wrong_type};
 use super::errors::{ApiError, Code};
@@ -153,9 +153,4 @@ impl<'a, C: Serialize> Chunk<'a, C> {
         let Head { id, created, model, fingerprint } = head;
         Self { id, object, created: *created, model, system_fingerprint: fingerprint, choices, usage }
     }
-}
-
-/// The bytes of a token's text, unless it is only part of a character.
-fn token_bytes(text: &str) -> Value {
-    if text.contains('\u{fffd}') { Value::Null } else { json!(text.as_bytes()) }
 }

@@ -1,0 +1,93 @@
+//! What every request passes before its body is read as a dialect: the key, the content type, the size and the time it may take.
+
+use actix_web::body::{BoxBody, MessageBody};
+use actix_web::dev::{Payload, ServiceRequest, ServiceResponse};
+use actix_web::http::header;
+use actix_web::middleware::Next;
+use actix_web::{Error, HttpRequest, HttpResponse, web};
+use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt;
+
+use super::Service;
+use crate::protocol::errors::{ApiError, Code, ErrorDialect};
+
+/// Turns an error into the response of the path's dialect and counts it.
+pub fn refuse(service: &Service, request: &HttpRequest, error: &ApiError) -> HttpResponse {
+    service.metrics.refused(error.code);
+    tracing::debug!(path = request.path(), code = error.code.name(), error = %error, "request refused");
+    error.response(ErrorDialect::of_path(request.path()))
+}
+
+/// Asks for the key, where one is configured.
+pub async fn authorise(
+    service: web::Data<Service>,
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<BoxBody>, Error> {
+    let open = matches!(request.path(), "/health" | "/ready");
+    if let Some(key) = service.config.server.api_key.as_deref().filter(|_| !open)
+        && !presented(&request).is_some_and(|given| same(given.as_bytes(), key.as_bytes()))
+    {
+        let error = ApiError::new(
+            Code::InvalidApiKey,
+            "the API key is missing or wrong; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`",
+        );
+        let response = refuse(&service, request.request(), &error);
+        return Ok(request.into_response(response));
+    }
+    Ok(next.call(request).await?.map_into_boxed_body())
+}
+
+fn presented(request: &ServiceRequest) -> Option<&str> {
+    let header = |name: &str| request.headers().get(name).and_then(|v| v.to_str().ok());
+    let bearer = header("authorization").and_then(|v| v.split_once(' '));
+    let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, key)| key.trim());
+    bearer.or_else(|| header("x-api-key"))
+}
+
+/// Compares in time that depends on the lengths only.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |differs, (x, y)| differs | (x ^ y)) == 0
+}
+
+/// Reads a JSON body.
+///
+/// # Errors
+/// Another content type, too many bytes, too slow, or the client broke off.
+pub async fn body(service: &Service, request: &HttpRequest, payload: web::Payload) -> Result<Bytes, ApiError> {
+    json_type(request)?;
+    let limit = service.config.server.body_limit_bytes;
+    let too_large = || ApiError::new(Code::PayloadTooLarge, format!("the body is over the limit of {limit} bytes"));
+    let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
+    if announced.is_some_and(|length| length > limit) {
+        return Err(too_large());
+    }
+    let mut payload: Payload = payload.into_inner();
+    let read = async {
+        let mut whole = BytesMut::with_capacity(announced.unwrap_or(0).min(65_536));
+        while let Some(chunk) = payload.next().await {
+            let chunk =
+                chunk.map_err(|e| ApiError::new(Code::InvalidJson, format!("the body could not be read: {e}")))?;
+            if whole.len() + chunk.len() > limit {
+                return Err(too_large());
+            }
+            whole.extend_from_slice(&chunk);
+        }
+        Ok(whole.freeze())
+    };
+    match tokio::time::timeout(service.config.server.body_timeout, read).await {
+        Ok(body) => body,
+        Err(_) => Err(ApiError::new(Code::RequestTimeout, "the body did not arrive in time")),
+    }
+}
+
+/// JSON is the only content type; a request without one is taken for it.
+fn json_type(request: &HttpRequest) -> Result<(), ApiError> {
+    let Some(given) = request.headers().get(header::CONTENT_TYPE) else { return Ok(()) };
+    let essence = given.to_str().unwrap_or("").split(';').next().unwrap_or("").trim().to_ascii_lowercase();
+    if essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json")) {
+        return Ok(());
+    }
+    let text = format!("the content type is {essence}; send application/json");
+    Err(ApiError::new(Code::UnsupportedMediaType, text))
+}

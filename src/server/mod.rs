@@ -1,0 +1,129 @@
+//! The HTTP side: what all workers share, the routes, and the life of the process from listening to the end of the drain.
+
+mod generate;
+mod intake;
+mod openai;
+mod run;
+mod status;
+mod text;
+mod tools;
+
+use std::cell::OnceCell;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use actix::{Actor, Addr};
+use tokio::sync::Notify;
+
+use crate::actors::session::{Registry, SessionHub};
+use crate::actors::topology::EngineHandle;
+use crate::config::Config;
+use crate::model::chat_template::ChatTemplate;
+use crate::model::tokenizer::{SpecialText, Tokenizer};
+use crate::protocol::choice::{Pieces, Vocabulary};
+use crate::protocol::errors::{ApiError, Code};
+use crate::telemetry::metrics::Metrics;
+
+pub use run::{Ending, serve};
+
+/// What every HTTP worker shares.
+pub struct Service {
+    config: Config,
+    engine: EngineHandle,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    registry: Arc<Registry>,
+    metrics: Metrics,
+    draining: AtomicBool,
+    stop: Notify,
+    /// Unix time of the start, seconds.
+    created: u64,
+    /// Tells the requests of this process from those of others, in public ids.
+    instance: u32,
+    requests: AtomicU64,
+}
+
+impl Service {
+    /// A service over a running engine.
+    pub fn new(config: Config, engine: EngineHandle, tokenizer: Tokenizer, template: ChatTemplate) -> Self {
+        Self {
+            config,
+            engine,
+            tokenizer,
+            template,
+            registry: Arc::default(),
+            metrics: Metrics::new(),
+            draining: AtomicBool::new(false),
+            stop: Notify::new(),
+            created: unix_seconds(),
+            instance: random_bits() as u32,
+            requests: AtomicU64::new(0),
+        }
+    }
+
+    /// Asks `serve` to drain and return, as a signal does.
+    pub fn stop(&self) {
+        self.stop.notify_one();
+    }
+
+    /// Whether new work is taken.
+    ///
+    /// # Errors
+    /// The server drains, or its engine is dead.
+    fn accepting(&self) -> Result<(), ApiError> {
+        if let Some(reason) = self.engine.fatal().borrow().as_ref() {
+            return Err(ApiError::new(Code::EngineFailed, format!("the engine failed: {reason}")));
+        }
+        if self.draining.load(Ordering::Acquire) {
+            return Err(ApiError::new(Code::Draining, "the server is shutting down"));
+        }
+        Ok(())
+    }
+
+    /// A public request id, such as `chatcmpl-9f3a5c1200000007`.
+    fn public_id(&self, prefix: &str) -> String {
+        let number = self.requests.fetch_add(1, Ordering::Relaxed);
+        format!("{prefix}-{:08x}{number:08x}", self.instance)
+    }
+}
+
+/// The hub of one HTTP worker, started on that worker's thread by its first request.
+#[derive(Default)]
+struct WorkerHub(OnceCell<Addr<SessionHub>>);
+
+impl WorkerHub {
+    fn address(&self, service: &Service) -> &Addr<SessionHub> {
+        self.0.get_or_init(|| SessionHub::new(Arc::clone(&service.registry)).start())
+    }
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+/// 64 bits that differ from call to call; the standard library's own source of random hash keys.
+fn random_bits() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+impl Pieces for crate::model::detokenizer::Detokenizer {
+    fn push(&mut self, id: u32) -> String {
+        self.push(id)
+    }
+
+    fn finish(&mut self) -> String {
+        self.finish()
+    }
+}
+
+impl Vocabulary for Tokenizer {
+    fn token_text(&self, id: u32) -> String {
+        self.decode(&[id], SpecialText::Show)
+    }
+
+    fn token_bytes(&self, id: u32) -> Vec<u8> {
+        Tokenizer::token_bytes(self, id).unwrap_or_default()
+    }
+}

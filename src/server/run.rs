@@ -1,0 +1,172 @@
+//! The life of the process: listen, serve, and end by a signal or by the death of the engine.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use actix_web::dev::ServerHandle;
+use actix_web::http::{KeepAlive, Method, header};
+use actix_web::{App, HttpRequest, HttpResponse, HttpServer, Resource, Route, middleware, web};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+
+use super::{Service, WorkerHub, generate, intake, openai, status, tools};
+use crate::protocol::errors::{ApiError, Code};
+
+/// How serving ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Every live request was answered after a signal, or failed at the deadline.
+    Drained,
+    /// A second signal came while draining.
+    Interrupted,
+    /// The engine died.
+    Failed(String),
+}
+
+/// Time that written responses have to leave the process, seconds.
+const FLUSH_SECONDS: u64 = 1;
+
+/// Serves until a signal or the death of the engine. `ready` learns the bound address.
+///
+/// # Errors
+/// The address cannot be bound, or the system refuses signals or threads.
+pub async fn serve(service: web::Data<Service>, ready: impl FnOnce(SocketAddr)) -> io::Result<Ending> {
+    let mut signals = Signals::new()?;
+    let config = service.config.server.clone();
+    let shared = service.clone();
+    let app = move || {
+        App::new()
+            .app_data(shared.clone())
+            .app_data(web::Data::new(WorkerHub::default()))
+            .wrap(middleware::from_fn(intake::authorise))
+            .configure(routes)
+            .default_service(web::to(not_found))
+    };
+    let keep_alive = match config.keep_alive {
+        Duration::ZERO => KeepAlive::Disabled,
+        time => KeepAlive::Timeout(time),
+    };
+    let server = HttpServer::new(app)
+        .workers(config.workers)
+        .keep_alive(keep_alive)
+        .client_request_timeout(config.header_timeout)
+        .h1_allow_half_closed(false)
+        .tcp_nodelay(true)
+        .shutdown_timeout(FLUSH_SECONDS)
+        .disable_signals()
+        .bind((config.host, config.port))?;
+    let address = server.addrs().first().copied().unwrap_or_else(|| SocketAddr::new(config.host, config.port));
+    let server = server.run();
+    let handle = server.handle();
+    let running = tokio::task::spawn_local(server);
+    ready(address);
+    let mut fatal = service.engine.fatal();
+    let ending = tokio::select! {
+        () = signals.next() => drain(&service, &mut signals).await,
+        () = service.stop.notified() => drain(&service, &mut signals).await,
+        reason = died(&mut fatal) => Ending::Failed(reason),
+    };
+    wind_down(&service, &handle, &mut signals, &ending).await;
+    drop(running);
+    Ok(ending)
+}
+
+/// SIGTERM and Ctrl-C.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Waits for the death of the engine; returns its reason.
+async fn died(fatal: &mut watch::Receiver<Option<Arc<str>>>) -> String {
+    let reason = fatal.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+    reason.map_or_else(|| "the engine has stopped".to_owned(), |reason| reason.to_string())
+}
+
+/// Refuses new work and waits for what is live.
+async fn drain(service: &Service, signals: &mut Signals) -> Ending {
+    service.draining.store(true, Ordering::Release);
+    let deadline = service.config.server.drain_deadline;
+    let live = service.engine.snapshot().account.live();
+    tracing::info!(live, deadline_ms = deadline.as_millis() as u64, "draining; a second signal ends at once");
+    let mut fatal = service.engine.fatal();
+    let drained = service.engine.drain(deadline);
+    tokio::select! {
+        _ = drained => Ending::Drained,
+        () = signals.next() => Ending::Interrupted,
+        reason = died(&mut fatal) => Ending::Failed(reason),
+    }
+}
+
+/// Lets the sessions write what they have, then stops the workers.
+async fn wind_down(service: &Service, handle: &ServerHandle, signals: &mut Signals, ending: &Ending) {
+    if *ending == Ending::Interrupted {
+        return handle.stop(false).await;
+    }
+    let linger = match ending {
+        // Whoever watches /health sees the 503 before the process is gone.
+        Ending::Failed(_) => service.config.server.fatal_linger,
+        _ => Duration::ZERO,
+    };
+    let written = async {
+        tokio::time::sleep(linger).await;
+        let mut patience = 100 * FLUSH_SECONDS;
+        while !service.registry.is_empty() && patience > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            patience -= 1;
+        }
+        handle.stop(true).await;
+    };
+    tokio::select! {
+        () = written => {}
+        () = signals.next() => handle.stop(false).await,
+    }
+}
+
+fn routes(app: &mut web::ServiceConfig) {
+    app.service(resource("/v1/generate", "POST", web::post().to(generate::generate)))
+        .service(resource("/v1/generate/stream", "POST", web::post().to(generate::generate_stream)))
+        .service(resource("/v1/chat/completions", "POST", web::post().to(openai::chat_completions)))
+        .service(resource("/v1/completions", "POST", web::post().to(openai::completions)))
+        .service(resource("/v1/models", "GET", web::get().to(openai::list_models)))
+        .service(resource("/v1/models/{id:.+}", "GET", web::get().to(openai::one_model)))
+        .service(resource("/tokenize", "POST", web::post().to(tools::tokenize)))
+        .service(resource("/detokenize", "POST", web::post().to(tools::detokenize)))
+        .service(resource("/health", "GET", web::get().to(status::health)))
+        .service(resource("/ready", "GET", web::get().to(status::ready)))
+        .service(resource("/metrics", "GET", web::get().to(status::metrics)))
+        .service(resource("/stats", "GET", web::get().to(status::stats)));
+}
+
+/// A path with its one method; others get 405 with the method that is allowed.
+fn resource(path: &str, method: &'static str, route: Route) -> Resource {
+    let refused = move |request: HttpRequest, service: web::Data<Service>| async move {
+        let text = format!("{} has the method {method}, not {}", request.path(), request.method());
+        let mut response = intake::refuse(&service, &request, &ApiError::new(Code::MethodNotAllowed, text));
+        response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static(method));
+        response
+    };
+    web::resource(path.to_owned()).route(route).default_service(web::to(refused))
+}
+
+async fn not_found(request: HttpRequest, service: web::Data<Service>) -> HttpResponse {
+    let hint = if request.method() == Method::GET { "; see /health" } else { "" };
+    let text = format!("there is no {}{hint}", request.path());
+    intake::refuse(&service, &request, &ApiError::new(Code::NotFound, text))
+}

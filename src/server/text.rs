@@ -1,0 +1,65 @@
+//! Prompts to token ids. Short texts are encoded in place; long ones on a thread of their own, so that a worker's other connections
+//! do not wait.
+
+use std::sync::Arc;
+
+use actix_web::web;
+
+use super::Service;
+use crate::model::chat_template::{ChatMessage, GenerationPrompt};
+use crate::model::tokenizer::SpecialTokens;
+use crate::protocol::errors::{ApiError, Code};
+use crate::protocol::native::Prompt;
+use crate::protocol::openai::chat::Turn;
+
+/// Bytes of text that a worker encodes itself: well under a millisecond.
+const IN_PLACE_BYTES: usize = 4_096;
+
+/// The ids of a prompt; `field` is its name in the dialect. Text may spell special tokens, and gets a beginning-of-sequence token
+/// where the model wants one.
+///
+/// # Errors
+/// The text has no ids.
+pub async fn prompt(service: &Service, prompt: Prompt, field: &'static str) -> Result<Arc<[u32]>, ApiError> {
+    let text = match prompt {
+        Prompt::Tokens(ids) => return Ok(ids.into()),
+        Prompt::Text(text) => text,
+    };
+    let tokenizer = service.tokenizer.clone();
+    let length = text.len();
+    let encode = move || {
+        let ids = tokenizer.encode_prompt(&text, SpecialTokens::Parse);
+        ids.map(Arc::from).map_err(|e| ApiError::about(Code::InvalidValue, field, e.to_string()))
+    };
+    off_the_worker(length, encode).await
+}
+
+/// The ids of a conversation, ending as `end` says.
+///
+/// # Errors
+/// The template refuses the conversation.
+pub async fn chat(service: &Service, turns: Vec<Turn>, end: GenerationPrompt) -> Result<Arc<[u32]>, ApiError> {
+    let (tokenizer, template) = (service.tokenizer.clone(), service.template.clone());
+    let length = turns.iter().map(|t| t.content.len()).sum();
+    let encode = move || {
+        let refused = |e: &dyn std::fmt::Display| ApiError::about(Code::InvalidValue, "messages", e.to_string());
+        let messages: Vec<ChatMessage> =
+            turns.into_iter().map(|Turn { role, content }| ChatMessage { role, content }).collect();
+        let text = template.render(&messages, end).map_err(|e| refused(&e))?;
+        let ids = tokenizer.encode(&text, SpecialTokens::Parse).map_err(|e| refused(&e))?;
+        Ok(Arc::from(ids))
+    };
+    off_the_worker(length, encode).await
+}
+
+/// Runs `work` here when its input is short.
+async fn off_the_worker<T: Send + 'static>(
+    length: usize,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    if length <= IN_PLACE_BYTES {
+        return work();
+    }
+    let cancelled = |_| ApiError::new(Code::Draining, "the server is shutting down");
+    web::block(work).await.map_err(cancelled)?
+}

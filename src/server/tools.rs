@@ -1,0 +1,76 @@
+//! POST /tokenize and /detokenize: exactly the ids that a request would be served with, and back.
+
+use actix_web::{HttpRequest, HttpResponse, web};
+use serde_json::{Value, json};
+
+use super::{Service, intake, text};
+use crate::model::chat_template::GenerationPrompt;
+use crate::model::tokenizer::{SpecialText, SpecialTokens};
+use crate::protocol::body::Body;
+use crate::protocol::errors::{ApiError, Code};
+use crate::protocol::openai::chat;
+
+/// POST /tokenize: `{text, special_tokens = true}` or `{messages, add_generation_prompt = true}` → `{tokens, count}`.
+pub async fn tokenize(request: HttpRequest, payload: web::Payload, service: web::Data<Service>) -> HttpResponse {
+    let answered = async {
+        let body = intake::body(&service, &request, payload).await?;
+        let tokens = tokens(&service, Body::parse(&body)?).await?;
+        Ok(HttpResponse::Ok().json(json!({"tokens": &tokens[..], "count": tokens.len()})))
+    };
+    answered.await.unwrap_or_else(|e: ApiError| intake::refuse(&service, &request, &e))
+}
+
+async fn tokens(service: &Service, mut body: Body) -> Result<Vec<u32>, ApiError> {
+    match (body.string("text")?, body.value("messages")) {
+        (Some(text), None) => {
+            let special = match body.boolean("special_tokens")?.unwrap_or(true) {
+                true => SpecialTokens::Parse,
+                false => SpecialTokens::AsText,
+            };
+            body.finish()?;
+            // Text that spells special tokens is a prompt; text that does not is only text.
+            let ids = match special {
+                SpecialTokens::Parse => service.tokenizer.encode_prompt(&text, special),
+                SpecialTokens::AsText => service.tokenizer.encode(&text, special),
+            };
+            ids.map_err(|e| ApiError::about(Code::InvalidValue, "text", e.to_string()))
+        }
+        (None, Some(messages)) => {
+            let end = match body.boolean("add_generation_prompt")?.unwrap_or(true) {
+                true => GenerationPrompt::Add,
+                false => GenerationPrompt::Omit,
+            };
+            body.finish()?;
+            Ok(text::chat(service, chat::turns(messages)?, end).await?.to_vec())
+        }
+        (None, None) => body.require("text", None),
+        (Some(_), Some(_)) => {
+            Err(ApiError::about(Code::InvalidValue, "messages", "text and messages exclude each other"))
+        }
+    }
+}
+
+/// POST /detokenize: `{tokens, special_tokens = true}` → `{text}`.
+pub async fn detokenize(request: HttpRequest, payload: web::Payload, service: web::Data<Service>) -> HttpResponse {
+    let answered = async {
+        let body = intake::body(&service, &request, payload).await?;
+        Ok(HttpResponse::Ok().json(text_of(&service, Body::parse(&body)?)?))
+    };
+    answered.await.unwrap_or_else(|e: ApiError| intake::refuse(&service, &request, &e))
+}
+
+fn text_of(service: &Service, mut body: Body) -> Result<Value, ApiError> {
+    let tokens = body.token_ids("tokens")?;
+    let tokens = body.require("tokens", tokens)?;
+    let special = match body.boolean("special_tokens")?.unwrap_or(true) {
+        true => SpecialText::Show,
+        false => SpecialText::Hide,
+    };
+    body.finish()?;
+    let vocab = service.engine.limits().vocab;
+    if let Some(id) = tokens.iter().find(|&&id| id as usize >= vocab) {
+        let text = format!("token id {id} is outside the vocabulary of {vocab}");
+        return Err(ApiError::about(Code::InvalidValue, "tokens", text));
+    }
+    Ok(json!({"text": service.tokenizer.decode(&tokens, special)}))
+}

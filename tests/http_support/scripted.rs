@@ -1,0 +1,67 @@
+//! The real server in this process over the scripted backend of the engine's tests: steps can be held, slowed down or made to fail.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+
+use actix_web::web;
+use crucible::actors::topology::{Engine, EngineHandle};
+use crucible::config::Config;
+use crucible::model::chat_template::{CHATML, ChatTemplate};
+use crucible::model::tokenizer::Tokenizer;
+use crucible::server::{Ending, Service, serve};
+
+use crate::engine_support::fake;
+
+/// A server whose drop drains it.
+pub struct Scripted {
+    pub address: SocketAddr,
+    pub engine: EngineHandle,
+    service: Arc<Service>,
+    thread: Option<JoinHandle<Ending>>,
+}
+
+impl Scripted {
+    /// Starts a server with these overrides of the defaults.
+    pub fn start(script: fake::Script, overrides: &[&str]) -> Self {
+        let fixed = ["server.port=0", "model.id=tiny", "limits.max_batch=8", "server.fatal_linger_ms=300"];
+        let overrides: Vec<String> = fixed.iter().chain(overrides).map(|&o| o.to_owned()).collect();
+        let config = Config::parse("test", "", &overrides).unwrap_or_else(|e| panic!("{e}"));
+        let (ready, started) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            actix_web::rt::System::new().block_on(async move {
+                let mut engine_config = config.engine(1 << 14);
+                engine_config.max_new_tokens = 1 << 13;
+                let engine = Engine::start(engine_config, fake::factory(script)).expect("an engine");
+                let template = ChatTemplate::compile(CHATML, "", "").expect("a template");
+                let service = Service::new(config, engine.handle(), Tokenizer::bytes(fake::VOCAB), template);
+                let service = web::Data::new(service);
+                let shared = service.clone().into_inner();
+                let handle = engine.handle();
+                let tell = move |address| ready.send((address, shared, handle)).expect("a test that waits");
+                serve(service, tell).await.expect("a server")
+            })
+        });
+        let (address, service, engine) = started.recv().expect("a started server");
+        Self { address, engine, service, thread: Some(thread) }
+    }
+
+    /// Asks the server to drain, as a signal does, without waiting.
+    pub fn begin_drain(&self) {
+        self.service.stop();
+    }
+
+    /// Waits for the server's end.
+    pub fn ending(mut self) -> Ending {
+        self.thread.take().expect("a thread").join().expect("no panic")
+    }
+}
+
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        self.service.stop();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
