@@ -3,8 +3,8 @@
 // FUSED 1 also rotates q and k, and stores the position's k and v into the pools (the pool is never read at the entry's own position);
 // FUSED 0 expects rope_kv to have run. Grid: (kv_heads * ceil(group/HEADS), entries, splits); block z takes segments z, z + splits, ...;
 // the block that finishes last folds the partial results in segment order. Block: 256 threads.
-// Scores: one thread a key, the key in registers. Values: 64 positions a stage, four stages of cp.async, one thread a component.
-// Shared memory, dynamic: (HEADS*D + D + HEADS*capacity + 4*64*D) floats, capacity = min(segment, history rounded up to 256).
+// Scores: one thread a key, the key in registers. Values: 64 positions a stage, two to four stages of cp.async, one thread a component.
+// Shared memory, dynamic: (HEADS*D + D + HEADS*capacity + STAGES*64*D) floats, capacity = min(segment, history rounded up to 256).
 #include "attention.cuh"
 
 #if HEAD_DIM <= 64
@@ -13,7 +13,7 @@
 #define HEADS 2
 #endif
 #define STAGE 64
-#define STAGES 4
+#define STAGES (HEAD_DIM <= 64 ? 4 : 2)
 
 extern __shared__ __align__(16) float shared[];
 

@@ -139,13 +139,7 @@ extern "C" __global__ void rope_kv(RopeArgs a) {
     for (int i = threadIdx.x; i < kv_dim; i += blockDim.x) a.v_pool[at + i] = row[q_dim + kv_dim + i];
 }
 
-extern "C" __global__ void swiglu_rows(const float* __restrict__ gate, const float* __restrict__ up, float* __restrict__ out, u64 n) {
+extern "C" __global__ void swiglu_rows(const float* gate, const float* up, float* out, u64 n) {
     const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) out[i] = swiglu(gate[i], up[i]);
-}
-
-// Residual of a projection that was not fused with it.
-extern "C" __global__ void add_rows(float* __restrict__ x, const float* __restrict__ y, u64 n) {
-    const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) x[i] = x[i] + y[i];
 }

@@ -1,0 +1,434 @@
+//! One forward pass as a sequence of launches. A pass depends on its shape alone: slots, pages, positions, tokens and sampling are data
+//! in the uploaded step, so that the same launches, recorded into a graph, serve every step of that shape.
+
+use std::rc::Rc;
+
+use crate::arith::attention::score_scale;
+use crate::model::{Geometry, Profile, RopePairing};
+
+use super::driver::{Device, DeviceError};
+use super::kernels::{AttendArgs, Epilogue, Kernels, LaunchError, LinearArgs, RopeArgs, Rows, SMALL_ROWS, SelectOut, SelectRow, StepRow};
+use super::memory::DeviceBuffer;
+use super::weights::{DeviceLayer, DeviceMatrix, DeviceModel, Projections};
+
+/// Everything that decides which kernels run at which grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PassShape {
+    /// Rows of the step.
+    pub rows: usize,
+    /// Token rows.
+    pub tokens: usize,
+    /// Positions that select a token.
+    pub wanted: usize,
+    /// Rows of one token.
+    pub singles: usize,
+    /// Tiles of the longer rows.
+    pub tiles: usize,
+    /// Scores that a tile holds: 0 without tiles, else the history rounded up to 256, at most a segment.
+    pub capacity: usize,
+}
+
+impl PassShape {
+    /// Whether every row is one token: rotation, KV store and attention are one kernel then.
+    pub const fn is_decode(&self) -> bool {
+        self.tiles == 0
+    }
+
+    /// Byte offsets of the step's parts in the upload.
+    pub fn layout(&self) -> Layout {
+        let aligned = |bytes: usize| bytes.next_multiple_of(16);
+        let sampling = aligned(self.rows * size_of::<StepRow>());
+        let gather = sampling + aligned(self.wanted * size_of::<SelectRow>());
+        let singles = gather + aligned(self.wanted * 4);
+        let tiles = singles + aligned(self.singles * 4);
+        let tokens = tiles + aligned(self.tiles * 8);
+        Layout { sampling, gather, singles, tiles, tokens, end: tokens + aligned(self.tokens * 4) }
+    }
+}
+
+/// Byte offsets in the upload; the rows come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// `SelectRow` a wanted position.
+    pub sampling: usize,
+    /// Token row of each wanted position.
+    pub gather: usize,
+    /// Token row of each single.
+    pub singles: usize,
+    /// (first token row, rows) of each tile.
+    pub tiles: usize,
+    /// Tokens from the host.
+    pub tokens: usize,
+    /// Bytes in all; bindings follow.
+    pub end: usize,
+}
+
+/// Sizes that memory is allocated for.
+#[derive(Clone, Copy, Debug)]
+pub struct PassLimits {
+    /// Slots.
+    pub slots: usize,
+    /// Token rows of a step.
+    pub tokens: usize,
+    /// Pages of the pool.
+    pub pages: usize,
+}
+
+/// Memory of the pass: slot state, KV pool, activations.
+#[derive(Debug)]
+pub struct PassMemory {
+    /// The step as uploaded.
+    pub step: DeviceBuffer<u8>,
+    /// Page tables `[slots][pages a context]`.
+    pub tables: DeviceBuffer<u32>,
+    /// Entries of one table.
+    pub table_stride: usize,
+    /// Next position of each slot.
+    pub position: DeviceBuffer<u32>,
+    /// Last selected token of each slot.
+    pub last_token: DeviceBuffer<u32>,
+    /// K `[pages][layers][16][kv_dim]`.
+    pub k_pool: DeviceBuffer<f32>,
+    /// V, alike.
+    pub v_pool: DeviceBuffer<f32>,
+    /// `[wanted][vocab]`.
+    pub logits: DeviceBuffer<f32>,
+    /// `[wanted]`.
+    pub selected: DeviceBuffer<SelectOut>,
+    tok_slot: DeviceBuffer<u32>,
+    tok_pos: DeviceBuffer<u32>,
+    tok_id: DeviceBuffer<u32>,
+    x: DeviceBuffer<f32>,
+    qkv: DeviceBuffer<f32>,
+    attended: DeviceBuffer<f32>,
+    act: DeviceBuffer<f32>,
+    up: DeviceBuffer<f32>,
+    normed: DeviceBuffer<f32>,
+    quantised: DeviceBuffer<u8>,
+    scales: DeviceBuffer<f32>,
+    sums: DeviceBuffer<f32>,
+    partial: DeviceBuffer<f32>,
+    counters: DeviceBuffer<u32>,
+}
+
+/// Bytes of K and V that one page holds.
+pub fn page_bytes(g: &Geometry) -> usize {
+    2 * g.layers * 16 * g.kv_dim() * size_of::<f32>()
+}
+
+impl PassMemory {
+    /// Upload bytes of the largest step: one row a slot, every token wanted, every table rebound.
+    fn step_bytes(limits: &PassLimits, table: usize) -> usize {
+        let shape = PassShape {
+            rows: limits.slots,
+            tokens: limits.tokens,
+            wanted: limits.tokens,
+            singles: limits.slots,
+            tiles: limits.tokens,
+            capacity: 0,
+        };
+        shape.layout().end + 4 * (1 + limits.slots * (3 + table))
+    }
+
+    /// Allocates everything that a step may need.
+    ///
+    /// # Errors
+    /// Out of memory, naming what was wanted.
+    pub fn new(device: &Rc<Device>, kernels: &Kernels, profile: Profile, g: &Geometry, limits: &PassLimits) -> Result<Self, DeviceError> {
+        let (t, table) = (limits.tokens, g.context.div_ceil(16));
+        let widest = g.hidden.max(g.q_dim()).max(g.ffn);
+        let segments = g.context.div_ceil(profile.attention_segment());
+        let pool = limits.pages * page_bytes(g) / 2 / size_of::<f32>();
+        let f32s = |what: &str, len: usize| DeviceBuffer::<f32>::zeroed(device, what, len);
+        let u32s = |what: &str, len: usize| DeviceBuffer::<u32>::zeroed(device, what, len);
+        Ok(Self {
+            step: DeviceBuffer::zeroed(device, "the step", Self::step_bytes(limits, table))?,
+            tables: u32s("page tables", limits.slots * table)?,
+            table_stride: table,
+            position: u32s("slot positions", limits.slots)?,
+            last_token: u32s("slot tokens", limits.slots)?,
+            k_pool: f32s("the key pool", pool)?,
+            v_pool: f32s("the value pool", pool)?,
+            logits: f32s("logits", t * g.vocab)?,
+            selected: DeviceBuffer::zeroed(device, "selected tokens", t)?,
+            tok_slot: u32s("token rows", t)?,
+            tok_pos: u32s("token rows", t)?,
+            tok_id: u32s("token rows", t)?,
+            x: f32s("the residual stream", t * g.hidden)?,
+            qkv: f32s("q, k and v", t * (g.q_dim() + 2 * g.kv_dim()))?,
+            attended: f32s("attention output", t * g.q_dim())?,
+            act: f32s("the feed-forward layer", t * g.ffn)?,
+            up: f32s("the feed-forward layer", t * g.ffn)?,
+            normed: f32s("normalised rows", t * widest)?,
+            quantised: DeviceBuffer::zeroed(device, "quantised rows", t * widest)?,
+            scales: f32s("quantised rows", t * widest / 32)?,
+            sums: f32s("quantised rows", t * widest / 32)?,
+            partial: f32s("attention segments", limits.slots * g.heads * segments * (g.head_dim + 2))?,
+            counters: u32s("attention counters", limits.slots * kernels.decode_columns(g.heads, g.kv_heads))?,
+        })
+    }
+}
+
+/// Names of the stages that `Pass::run` reports, in order of appearance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Stage {
+    /// Rows to token rows, embedding.
+    Embed,
+    /// Q, K, V with their RMSNorm.
+    Qkv,
+    /// Rotation and KV store, where they are kernels of their own.
+    Rope,
+    /// Attention.
+    Attention,
+    /// Output projection and residual.
+    Output,
+    /// Gate and up with their RMSNorm, SwiGLU.
+    GateUp,
+    /// Down projection and residual.
+    Down,
+    /// Final norm and vocabulary projection.
+    Head,
+    /// Selection.
+    Select,
+}
+
+/// A model ready to run passes.
+#[derive(Debug)]
+pub struct Pass {
+    /// The kernels.
+    pub kernels: Kernels,
+    /// The weights.
+    pub model: DeviceModel,
+    /// The memory.
+    pub memory: PassMemory,
+    /// The model's shape.
+    pub geometry: Geometry,
+    segment: usize,
+    scale: f32,
+}
+
+/// What a linear layer reads.
+#[derive(Clone, Copy)]
+struct Source {
+    rows: Rows,
+    norm: u64,
+}
+
+/// Where a linear layer writes.
+#[derive(Clone, Copy)]
+struct Target {
+    out: u64,
+    stride: usize,
+    epilogue: Epilogue,
+}
+
+impl Pass {
+    /// Puts a pass together.
+    pub fn new(kernels: Kernels, model: DeviceModel, memory: PassMemory, geometry: Geometry, profile: Profile) -> Self {
+        let scale = score_scale(geometry.head_dim);
+        Self { kernels, model, memory, geometry, segment: profile.attention_segment(), scale }
+    }
+
+    /// Query rows of a tile for a score capacity.
+    pub fn tile_rows(&self, capacity: usize) -> usize {
+        Kernels::prefill_rows(self.geometry.group(), capacity)
+    }
+
+    /// Score capacity of a step whose longest visible history is `history`.
+    pub fn capacity(&self, history: usize) -> usize {
+        history.next_multiple_of(256).min(self.segment)
+    }
+
+    /// Launches one pass; `mark` is called before each stage's launches.
+    ///
+    /// # Errors
+    /// A launcher's.
+    pub fn run(&self, shape: &PassShape, mut mark: impl FnMut(Stage)) -> Result<(), LaunchError> {
+        let (g, m, layout) = (&self.geometry, &self.memory, shape.layout());
+        let step = m.step.address();
+        mark(Stage::Embed);
+        let (slots, token_rows) = (
+            [m.position.address(), m.last_token.address()],
+            [m.tok_slot.address(), m.tok_pos.address(), m.tok_id.address()],
+        );
+        self.kernels.prepare(shape.rows, step, step + layout.tokens as u64, slots, token_rows)?;
+        let table = &self.model.embedding;
+        self.kernels.embed(table.kind, shape.tokens, m.tok_id.address(), table.parts(), m.x.address(), g.hidden)?;
+        for (index, layer) in self.model.layers.iter().enumerate() {
+            self.attention_block(shape, index, layer, &mut mark)?;
+            self.feed_forward(shape, layer, &mut mark)?;
+        }
+        if shape.wanted > 0 {
+            mark(Stage::Head);
+            let every = shape.is_decode() && shape.wanted == shape.tokens;
+            let gather = if every { 0 } else { step + layout.gather as u64 };
+            let source = Source {
+                rows: Rows { x: m.x.address(), gather, rows: shape.wanted, width: g.hidden },
+                norm: self.model.final_norm.address(),
+            };
+            let head = self.model.head.as_ref().unwrap_or(&self.model.embedding);
+            self.linear(source, head, Target { out: m.logits.address(), stride: g.vocab, epilogue: Epilogue::Store })?;
+            mark(Stage::Select);
+            let sampling = step + layout.sampling as u64;
+            let (logits, out) = (m.logits.address(), m.selected.address());
+            self.kernels.select(shape.wanted, logits, sampling, out, m.last_token.address(), g.vocab)?;
+        }
+        Ok(())
+    }
+
+    fn attention_block(&self, shape: &PassShape, index: usize, layer: &DeviceLayer, mark: &mut impl FnMut(Stage)) -> Result<(), LaunchError> {
+        let (g, m) = (&self.geometry, &self.memory);
+        let width = g.q_dim() + 2 * g.kv_dim();
+        mark(Stage::Qkv);
+        let source = Source { rows: self.all_rows(shape), norm: layer.attn_norm.address() };
+        match &layer.qkv {
+            Projections::Fused(matrix) => {
+                self.linear(source, matrix, Target { out: m.qkv.address(), stride: width, epilogue: Epilogue::Store })?;
+            }
+            Projections::Split(parts) => {
+                let mut at = 0;
+                for matrix in parts {
+                    let target = Target { out: m.qkv.at(at), stride: width, epilogue: Epilogue::Store };
+                    self.linear(source, matrix, target)?;
+                    at += matrix.n;
+                }
+            }
+        }
+        let layer_index = index as i32;
+        if !shape.is_decode() {
+            mark(Stage::Rope);
+            self.kernels.rope_kv(shape.tokens, self.rope_args(layer_index))?;
+        }
+        mark(Stage::Attention);
+        self.attend(shape, layer_index)?;
+        mark(Stage::Output);
+        let source = Source {
+            rows: Rows { x: m.attended.address(), gather: 0, rows: shape.tokens, width: g.q_dim() },
+            norm: 0,
+        };
+        self.linear(source, &layer.wo, Target { out: m.x.address(), stride: g.hidden, epilogue: Epilogue::Add })
+    }
+
+    fn rope_args(&self, layer: i32) -> RopeArgs {
+        let (g, m) = (&self.geometry, &self.memory);
+        RopeArgs {
+            qkv: m.qkv.address(),
+            angles: self.model.angles.address(),
+            tok_slot: m.tok_slot.address(),
+            tok_pos: m.tok_pos.address(),
+            tables: m.tables.address(),
+            k_pool: m.k_pool.address(),
+            v_pool: m.v_pool.address(),
+            heads: g.heads as i32,
+            kv_heads: g.kv_heads as i32,
+            head_dim: g.head_dim as i32,
+            layers: g.layers as i32,
+            layer,
+            table_stride: m.table_stride as i32,
+            adjacent: i32::from(g.rope_pairing == RopePairing::Adjacent),
+        }
+    }
+
+    fn attend(&self, shape: &PassShape, layer: i32) -> Result<(), LaunchError> {
+        let (g, m, layout) = (&self.geometry, &self.memory, shape.layout());
+        let segments = g.context.div_ceil(self.segment);
+        let args = AttendArgs {
+            qkv: m.qkv.address(),
+            out: m.attended.address(),
+            tok_slot: m.tok_slot.address(),
+            tok_pos: m.tok_pos.address(),
+            tables: m.tables.address(),
+            k_pool: m.k_pool.address(),
+            v_pool: m.v_pool.address(),
+            angles: self.model.angles.address(),
+            partial: m.partial.address(),
+            counters: m.counters.address(),
+            entries: 0,
+            heads: g.heads as i32,
+            kv_heads: g.kv_heads as i32,
+            layers: g.layers as i32,
+            layer,
+            table_stride: m.table_stride as i32,
+            segment: self.segment as i32,
+            max_segments: segments as i32,
+            adjacent: i32::from(g.rope_pairing == RopePairing::Adjacent),
+            capacity: self.capacity(g.context) as i32,
+            scale: self.scale,
+        };
+        if shape.singles > 0 {
+            let entries = if shape.is_decode() { 0 } else { m.step.at(layout.singles) };
+            let columns = self.kernels.decode_columns(g.heads, g.kv_heads) * shape.singles;
+            let splits = (2 * self.kernels.device().multiprocessors as usize).div_ceil(columns).clamp(1, segments);
+            self.kernels.attend_decode(shape.is_decode(), shape.singles, splits, AttendArgs { entries, ..args })?;
+        }
+        if shape.tiles > 0 {
+            let entries = m.step.at(layout.tiles);
+            let capacity = shape.capacity as i32;
+            self.kernels.attend_prefill(shape.tiles, AttendArgs { entries, capacity, ..args })?;
+        }
+        Ok(())
+    }
+
+    fn feed_forward(&self, shape: &PassShape, layer: &DeviceLayer, mark: &mut impl FnMut(Stage)) -> Result<(), LaunchError> {
+        let (g, m) = (&self.geometry, &self.memory);
+        mark(Stage::GateUp);
+        let source = Source { rows: self.all_rows(shape), norm: layer.ffn_norm.address() };
+        match &layer.gate_up {
+            Projections::Fused(matrix) => {
+                self.linear(source, matrix, Target { out: m.act.address(), stride: g.ffn, epilogue: Epilogue::Swiglu })?;
+            }
+            Projections::Split(parts) => {
+                for (matrix, out) in parts.iter().zip([m.act.address(), m.up.address()]) {
+                    self.linear(source, matrix, Target { out, stride: g.ffn, epilogue: Epilogue::Store })?;
+                }
+                let act = m.act.address();
+                self.kernels.swiglu(act, m.up.address(), act, shape.tokens * g.ffn)?;
+            }
+        }
+        mark(Stage::Down);
+        let source =
+            Source { rows: Rows { x: m.act.address(), gather: 0, rows: shape.tokens, width: g.ffn }, norm: 0 };
+        self.linear(source, &layer.w_down, Target { out: m.x.address(), stride: g.hidden, epilogue: Epilogue::Add })
+    }
+
+    fn all_rows(&self, shape: &PassShape) -> Rows {
+        Rows { x: self.memory.x.address(), gather: 0, rows: shape.tokens, width: self.geometry.hidden }
+    }
+
+    /// A linear layer by the small kernel where it can take the rows, else by tiles with norm and quantisation before it.
+    fn linear(&self, source: Source, matrix: &DeviceMatrix, target: Target) -> Result<(), LaunchError> {
+        let [w, scale, minimum] = matrix.parts();
+        let args = LinearArgs {
+            x: source.rows.x,
+            w,
+            scale,
+            minimum,
+            out: target.out,
+            eps: self.geometry.rms_eps,
+            rows: source.rows.rows as i32,
+            n: matrix.n as i32,
+            k: matrix.k as i32,
+            x_stride: source.rows.width as i32,
+            out_stride: target.stride as i32,
+            epilogue: target.epilogue as i32,
+            ..LinearArgs::default()
+        };
+        let rows = source.rows.rows;
+        if rows <= SMALL_ROWS && self.kernels.small_capacity(matrix.kind, rows, matrix.k).is_some() {
+            let args = LinearArgs { gather: source.rows.gather, norm: source.norm, ..args };
+            return self.kernels.linear_small(matrix.kind, args);
+        }
+        let m = &self.memory;
+        if matrix.kind.is_block() {
+            let quantised = [m.quantised.address(), m.scales.address(), m.sums.address()];
+            self.kernels.norm_q8(source.rows, source.norm, self.geometry.rms_eps, quantised)?;
+            let [xq, da, sa] = quantised;
+            return self.kernels.linear_tile(matrix.kind, LinearArgs { xq, da, sa, ..args });
+        }
+        if source.norm == 0 && source.rows.gather == 0 {
+            return self.kernels.linear_tile(matrix.kind, args);
+        }
+        self.kernels.norm_f32(source.rows, source.norm, self.geometry.rms_eps, m.normed.address())?;
+        self.kernels.linear_tile(matrix.kind, LinearArgs { x: m.normed.address(), ..args })
+    }
+}
