@@ -22,7 +22,11 @@ pub struct CompileReport {
 ///
 /// # Errors
 /// No compiler, or a program that does not compile.
-pub fn compile(libraries: Option<&Path>, architectures: &[String], programs: &[Program]) -> Result<CompileReport, CompileError> {
+pub fn compile(
+    libraries: Option<&Path>,
+    architectures: &[String],
+    programs: &[Program],
+) -> Result<CompileReport, CompileError> {
     let compiler = Compiler::open(libraries)?;
     let mut report = CompileReport { version: compiler.version, ..CompileReport::default() };
     for architecture in architectures {

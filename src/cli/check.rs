@@ -44,8 +44,7 @@ pub fn run(args: &Args) -> Outcome {
 
 fn run_compile(args: &CompileArgs) -> Outcome {
     let all = args.arch.iter().any(|a| a == "all");
-    let architectures: Vec<String> =
-        if all { ARCHITECTURES.map(String::from).to_vec() } else { args.arch.clone() };
+    let architectures: Vec<String> = if all { ARCHITECTURES.map(String::from).to_vec() } else { args.arch.clone() };
     let programs = if args.full { Program::all() } else { Program::shipped() };
     let report = compile::compile(args.libraries.as_deref(), &architectures, &programs)?;
     for (what, fault) in &report.faults {

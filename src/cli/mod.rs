@@ -2,6 +2,7 @@
 //!
 //! A command has an `Args` struct and a `run` that returns an `Outcome`. An error is printed as one line on standard error.
 
+pub mod check;
 pub mod pull;
 pub mod tui;
 
@@ -22,6 +23,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run a validation suite.
+    Check(check::Args),
     /// Fetch the default model into the cache.
     Pull(pull::Args),
     /// Chat with a running server in this terminal.
@@ -31,6 +34,7 @@ enum Command {
 /// Parses the arguments and runs the command.
 pub fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
+        Command::Check(args) => check::run(&args),
         Command::Pull(args) => pull::run(&args),
         Command::Tui(args) => tui::run(&args),
     };

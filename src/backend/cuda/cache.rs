@@ -55,7 +55,12 @@ impl Cache {
     ///
     /// # Errors
     /// The compiler's.
-    pub fn cubin(&self, compiler: &Compiler, program: Program, architecture: &str) -> Result<(Vec<u8>, Source), CompileError> {
+    pub fn cubin(
+        &self,
+        compiler: &Compiler,
+        program: Program,
+        architecture: &str,
+    ) -> Result<(Vec<u8>, Source), CompileError> {
         let key = program.key(architecture, compiler.version);
         let path = self.path(&key);
         if let Some(bytes) = path.as_deref().and_then(|p| std::fs::read(p).ok()) {

@@ -151,10 +151,7 @@ impl Device {
     ///
     /// # Errors
     /// `record`'s, or the driver's: then the stream is out of capture again.
-    pub fn capture<E: From<DeviceError>>(
-        self: &Rc<Self>,
-        record: impl FnOnce() -> Result<(), E>,
-    ) -> Result<Graph, E> {
+    pub fn capture<E: From<DeviceError>>(self: &Rc<Self>, record: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the device's own stream, not in capture.
         unsafe { result::stream::begin_capture(self.stream, mode) }.map_err(failed("cuStreamBeginCapture"))?;
@@ -222,8 +219,7 @@ impl Module {
     /// The driver's, when the code is not for this device.
     pub fn load(device: &Rc<Device>, cubin: &[u8]) -> Result<Rc<Self>, DeviceError> {
         // SAFETY: a whole cubin; the driver copies it.
-        let module =
-            unsafe { result::module::load_data(cubin.as_ptr().cast()) }.map_err(failed("cuModuleLoadData"))?;
+        let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) }.map_err(failed("cuModuleLoadData"))?;
         Ok(Rc::new(Self { module, device: Rc::clone(device) }))
     }
 
@@ -239,9 +235,8 @@ impl Module {
         use sys::CUfunction_attribute_enum as A;
         // SAFETY: a live function.
         unsafe {
-            let fixed =
-                result::function::get_function_attribute(function, A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
-                    .map_err(failed(name))?;
+            let fixed = result::function::get_function_attribute(function, A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
+                .map_err(failed(name))?;
             let shared = self.device.shared_bytes.saturating_sub(fixed as u32);
             result::function::set_function_attribute(
                 function,

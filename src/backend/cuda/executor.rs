@@ -188,8 +188,7 @@ impl CudaBackend {
 
     fn record_decode_graphs(&mut self, largest: usize) -> Result<(), LaunchError> {
         for batch in 1..=largest {
-            let shape =
-                PassShape { rows: batch, tokens: batch, wanted: batch, singles: batch, tiles: 0, capacity: 0 };
+            let shape = PassShape { rows: batch, tokens: batch, wanted: batch, singles: batch, tiles: 0, capacity: 0 };
             self.record(&shape)?;
         }
         Ok(())

@@ -12,7 +12,9 @@ pub struct Fault {
 
 /// Faults of the intermediate text.
 pub fn ptx_faults(ptx: &str) -> Vec<Fault> {
-    ptx.lines().filter_map(|line| instruction_fault(line).map(|rule| Fault { rule, line: line.trim().to_string() })).collect()
+    ptx.lines()
+        .filter_map(|line| instruction_fault(line).map(|rule| Fault { rule, line: line.trim().to_string() }))
+        .collect()
 }
 
 fn instruction_fault(line: &str) -> Option<&'static str> {

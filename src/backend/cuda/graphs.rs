@@ -217,7 +217,10 @@ mod tests {
         assert_eq!(cache.decide(&prefill(40)), Decision::Record);
         cache.keep(&prefill(40), 1, 5);
         assert_eq!(cache.decide(&prefill(40)), Decision::Replay);
-        assert_eq!(cache.counts(), GraphCounts { replays: 3, eager: 2, captures: 1, capture_us: 5, ..Default::default() });
+        assert_eq!(
+            cache.counts(),
+            GraphCounts { replays: 3, eager: 2, captures: 1, capture_us: 5, ..Default::default() }
+        );
     }
 
     #[test]

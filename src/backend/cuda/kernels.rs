@@ -177,9 +177,8 @@ pub struct Kernels {
     select: Kernel,
 }
 
-const ROW_KERNELS: [&str; 9] = [
-    "bind", "prepare", "embed_f32", "embed_int8", "embed_block", "norm_f32", "norm_q8", "rope_kv", "swiglu_rows",
-];
+const ROW_KERNELS: [&str; 9] =
+    ["bind", "prepare", "embed_f32", "embed_int8", "embed_block", "norm_f32", "norm_q8", "rope_kv", "swiglu_rows"];
 
 /// (query rows, heads) of the prefill attention tiles.
 const PREFILL_TILES: [(usize, usize); 3] = [(8, 4), (4, 4), (16, 1)];
@@ -241,7 +240,13 @@ impl Kernels {
         &self.device
     }
 
-    fn row_kernel(&self, name: &'static str, grid: u32, threads: u32, params: &mut [*mut c_void]) -> Result<(), LaunchError> {
+    fn row_kernel(
+        &self,
+        name: &'static str,
+        grid: u32,
+        threads: u32,
+        params: &mut [*mut c_void],
+    ) -> Result<(), LaunchError> {
         let Some(kernel) = self.rows.get(name).filter(|_| grid > 0) else {
             return Err(LaunchError::Shape { kernel: name, reason: "there is nothing to do".into() });
         };
@@ -254,7 +259,14 @@ impl Kernels {
     ///
     /// # Errors
     /// The driver's.
-    pub fn bind(&self, bindings: usize, words: u64, tables: u64, position: u64, table_stride: usize) -> Result<(), LaunchError> {
+    pub fn bind(
+        &self,
+        bindings: usize,
+        words: u64,
+        tables: u64,
+        position: u64,
+        table_stride: usize,
+    ) -> Result<(), LaunchError> {
         let stride = table_stride as u32;
         self.row_kernel("bind", bindings as u32, 128, params![words, tables, position, stride])
     }
@@ -263,7 +275,14 @@ impl Kernels {
     ///
     /// # Errors
     /// The driver's.
-    pub fn prepare(&self, rows: usize, descriptors: u64, tokens: u64, slots: [u64; 2], token_rows: [u64; 3]) -> Result<(), LaunchError> {
+    pub fn prepare(
+        &self,
+        rows: usize,
+        descriptors: u64,
+        tokens: u64,
+        slots: [u64; 2],
+        token_rows: [u64; 3],
+    ) -> Result<(), LaunchError> {
         let ([position, last], [slot, pos, id]) = (slots, token_rows);
         self.row_kernel("prepare", rows as u32, 128, params![descriptors, tokens, position, last, slot, pos, id])
     }
@@ -272,7 +291,15 @@ impl Kernels {
     ///
     /// # Errors
     /// The driver's.
-    pub fn embed(&self, kind: Kind, rows: usize, tok_id: u64, parts: [u64; 3], x: u64, width: usize) -> Result<(), LaunchError> {
+    pub fn embed(
+        &self,
+        kind: Kind,
+        rows: usize,
+        tok_id: u64,
+        parts: [u64; 3],
+        x: u64,
+        width: usize,
+    ) -> Result<(), LaunchError> {
         let ([w, scale, minimum], n) = (parts, width as i32);
         match kind {
             Kind::F32 => self.row_kernel("embed_f32", rows as u32, 256, params![tok_id, w, x, n]),
@@ -344,7 +371,9 @@ impl Kernels {
     fn check_linear(kernel: &'static str, args: &LinearArgs) -> Result<(), LaunchError> {
         require(kernel, args.rows > 0 && args.n > 0, || format!("{} rows, {} outputs", args.rows, args.n))?;
         require(kernel, args.k > 0 && args.k % 32 == 0, || format!("{} inputs are no multiple of 32", args.k))?;
-        require(kernel, args.w.is_multiple_of(16) && args.x.is_multiple_of(16), || "an address is not aligned to 16".into())?;
+        require(kernel, args.w.is_multiple_of(16) && args.x.is_multiple_of(16), || {
+            "an address is not aligned to 16".into()
+        })?;
         require(kernel, args.x_stride % 4 == 0, || format!("row stride {}", args.x_stride))?;
         let paired = args.epilogue != Epilogue::Swiglu as i32 || args.n % 2 == 0;
         require(kernel, paired, || format!("{} outputs are no pairs of gate and up", args.n))
@@ -424,7 +453,13 @@ impl Kernels {
     ///
     /// # Errors
     /// Shapes that do not fit each other, or the driver's.
-    pub fn attend_decode(&self, fused: bool, entries: usize, splits: usize, args: AttendArgs) -> Result<(), LaunchError> {
+    pub fn attend_decode(
+        &self,
+        fused: bool,
+        entries: usize,
+        splits: usize,
+        args: AttendArgs,
+    ) -> Result<(), LaunchError> {
         const NAME: &str = "attend_decode";
         self.check_attend(NAME, &args)?;
         require(NAME, entries > 0 && splits > 0 && splits <= args.max_segments as usize, || {
@@ -480,7 +515,15 @@ impl Kernels {
     ///
     /// # Errors
     /// An empty vocabulary, or the driver's.
-    pub fn select(&self, rows: usize, logits: u64, sampling: u64, out: u64, last_token: u64, vocab: usize) -> Result<(), LaunchError> {
+    pub fn select(
+        &self,
+        rows: usize,
+        logits: u64,
+        sampling: u64,
+        out: u64,
+        last_token: u64,
+        vocab: usize,
+    ) -> Result<(), LaunchError> {
         require("select_token", rows > 0 && vocab > 0, || format!("{rows} rows of {vocab} logits"))?;
         let n = vocab as i32;
         let shape = LaunchShape { grid: (rows as u32, 1, 1), threads: 1024, shared: 0 };

@@ -20,7 +20,9 @@ pub struct Found {
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum LibraryError {
     /// Not found anywhere.
-    #[error("{name} was not found in {searched}; install the NVIDIA driver and CUDA 13 libraries, or name their folder")]
+    #[error(
+        "{name} was not found in {searched}; install the NVIDIA driver and CUDA 13 libraries, or name their folder"
+    )]
     Absent {
         /// The library.
         name: &'static str,

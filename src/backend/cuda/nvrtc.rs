@@ -111,7 +111,8 @@ impl Compiler {
     /// # Errors
     /// `Refused` with the compiler's log.
     pub fn compile(&self, program: Program, architecture: &str) -> Result<Compiled, CompileError> {
-        let interface = |_| CompileError::Interface { call: "nvrtcCreateProgram", code: "a NUL byte in a source".into() };
+        let interface =
+            |_| CompileError::Interface { call: "nvrtcCreateProgram", code: "a NUL byte in a source".into() };
         let source = CString::new(program.source()).map_err(interface)?;
         let name = CString::new(program.file()).map_err(interface)?;
         let texts: Vec<(CString, CString)> = HEADERS

@@ -7,7 +7,9 @@ use crate::arith::attention::score_scale;
 use crate::model::{Geometry, Profile, RopePairing};
 
 use super::driver::{Device, DeviceError};
-use super::kernels::{AttendArgs, Epilogue, Kernels, LaunchError, LinearArgs, RopeArgs, Rows, SMALL_ROWS, SelectOut, SelectRow, StepRow};
+use super::kernels::{
+    AttendArgs, Epilogue, Kernels, LaunchError, LinearArgs, RopeArgs, Rows, SMALL_ROWS, SelectOut, SelectRow, StepRow,
+};
 use super::memory::DeviceBuffer;
 use super::weights::{DeviceLayer, DeviceMatrix, DeviceModel, Projections};
 
@@ -134,7 +136,13 @@ impl PassMemory {
     ///
     /// # Errors
     /// Out of memory, naming what was wanted.
-    pub fn new(device: &Rc<Device>, kernels: &Kernels, profile: Profile, g: &Geometry, limits: &PassLimits) -> Result<Self, DeviceError> {
+    pub fn new(
+        device: &Rc<Device>,
+        kernels: &Kernels,
+        profile: Profile,
+        g: &Geometry,
+        limits: &PassLimits,
+    ) -> Result<Self, DeviceError> {
         let (t, table) = (limits.tokens, g.context.div_ceil(16));
         let widest = g.hidden.max(g.q_dim()).max(g.ffn);
         let segments = g.context.div_ceil(profile.attention_segment());
@@ -276,7 +284,13 @@ impl Pass {
         Ok(())
     }
 
-    fn attention_block(&self, shape: &PassShape, index: usize, layer: &DeviceLayer, mark: &mut impl FnMut(Stage)) -> Result<(), LaunchError> {
+    fn attention_block(
+        &self,
+        shape: &PassShape,
+        index: usize,
+        layer: &DeviceLayer,
+        mark: &mut impl FnMut(Stage),
+    ) -> Result<(), LaunchError> {
         let (g, m) = (&self.geometry, &self.memory);
         let width = g.q_dim() + 2 * g.kv_dim();
         mark(Stage::Qkv);
@@ -302,10 +316,8 @@ impl Pass {
         mark(Stage::Attention);
         self.attend(shape, layer_index)?;
         mark(Stage::Output);
-        let source = Source {
-            rows: Rows { x: m.attended.address(), gather: 0, rows: shape.tokens, width: g.q_dim() },
-            norm: 0,
-        };
+        let source =
+            Source { rows: Rows { x: m.attended.address(), gather: 0, rows: shape.tokens, width: g.q_dim() }, norm: 0 };
         self.linear(source, &layer.wo, Target { out: m.x.address(), stride: g.hidden, epilogue: Epilogue::Add })
     }
 
@@ -369,13 +381,22 @@ impl Pass {
         Ok(())
     }
 
-    fn feed_forward(&self, shape: &PassShape, layer: &DeviceLayer, mark: &mut impl FnMut(Stage)) -> Result<(), LaunchError> {
+    fn feed_forward(
+        &self,
+        shape: &PassShape,
+        layer: &DeviceLayer,
+        mark: &mut impl FnMut(Stage),
+    ) -> Result<(), LaunchError> {
         let (g, m) = (&self.geometry, &self.memory);
         mark(Stage::GateUp);
         let source = Source { rows: self.all_rows(shape), norm: layer.ffn_norm.address() };
         match &layer.gate_up {
             Projections::Fused(matrix) => {
-                self.linear(source, matrix, Target { out: m.act.address(), stride: g.ffn, epilogue: Epilogue::Swiglu })?;
+                self.linear(
+                    source,
+                    matrix,
+                    Target { out: m.act.address(), stride: g.ffn, epilogue: Epilogue::Swiglu },
+                )?;
             }
             Projections::Split(parts) => {
                 for (matrix, out) in parts.iter().zip([m.act.address(), m.up.address()]) {
@@ -386,8 +407,7 @@ impl Pass {
             }
         }
         mark(Stage::Down);
-        let source =
-            Source { rows: Rows { x: m.act.address(), gather: 0, rows: shape.tokens, width: g.ffn }, norm: 0 };
+        let source = Source { rows: Rows { x: m.act.address(), gather: 0, rows: shape.tokens, width: g.ffn }, norm: 0 };
         self.linear(source, &layer.w_down, Target { out: m.x.address(), stride: g.hidden, epilogue: Epilogue::Add })
     }
 

@@ -81,7 +81,8 @@ impl Program {
 
     /// Every instantiation.
     pub fn all() -> Vec<Program> {
-        let mut programs: Vec<Program> = [32, 64, 96, 128].iter().flat_map(|&d| Self::of_model(&Kind::ALL, d)).collect();
+        let mut programs: Vec<Program> =
+            [32, 64, 96, 128].iter().flat_map(|&d| Self::of_model(&Kind::ALL, d)).collect();
         programs.sort();
         programs.dedup();
         programs

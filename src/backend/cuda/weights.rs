@@ -55,11 +55,8 @@ pub fn kind_of(profile: Profile, format: MatrixFormat) -> Kind {
 /// Kinds that a model's matrices have under a profile, in order and once each.
 pub fn kinds_of(profile: Profile, weights: &ModelWeights) -> Vec<Kind> {
     let layers = weights.layers.iter().flat_map(|l| [&l.wq, &l.wk, &l.wv, &l.wo, &l.w_gate, &l.w_up, &l.w_down]);
-    let mut kinds: Vec<Kind> = layers
-        .chain([&weights.embedding])
-        .chain(weights.head.as_ref())
-        .map(|m| kind_of(profile, m.format))
-        .collect();
+    let mut kinds: Vec<Kind> =
+        layers.chain([&weights.embedding]).chain(weights.head.as_ref()).map(|m| kind_of(profile, m.format)).collect();
     kinds.sort();
     kinds.dedup();
     kinds
@@ -134,7 +131,13 @@ fn stacked(device: &Rc<Device>, what: &str, profile: Profile, parts: &[&Matrix])
 }
 
 /// Two matrices of one shape, output by output.
-fn interleaved(device: &Rc<Device>, what: &str, profile: Profile, a: &Matrix, b: &Matrix) -> Result<DeviceMatrix, DeviceError> {
+fn interleaved(
+    device: &Rc<Device>,
+    what: &str,
+    profile: Profile,
+    a: &Matrix,
+    b: &Matrix,
+) -> Result<DeviceMatrix, DeviceError> {
     let mut staging = Staging::new(kind_of(profile, a.format), 2 * a.rows, a.cols);
     for r in 0..a.rows {
         staging.push(a, r);
@@ -220,7 +223,8 @@ impl DeviceModel {
         let mut layers = Vec::with_capacity(weights.layers.len());
         for layer in &weights.layers {
             let one = |what: &str, m: &Matrix| matrix(device, what, profile, m);
-            let same = |all: &[&Matrix]| all.iter().all(|m| kind_of(profile, m.format) == kind_of(profile, all[0].format));
+            let same =
+                |all: &[&Matrix]| all.iter().all(|m| kind_of(profile, m.format) == kind_of(profile, all[0].format));
             let attention = [&layer.wq, &layer.wk, &layer.wv];
             let qkv = if same(&attention) {
                 Projections::Fused(stacked(device, "q, k and v", profile, &attention)?)
@@ -242,7 +246,8 @@ impl DeviceModel {
             });
         }
         let embedding = matrix(device, "the embedding", profile, &weights.embedding)?;
-        let head = weights.head.as_ref().map(|m| matrix(device, "the vocabulary projection", profile, m)).transpose()?;
+        let head =
+            weights.head.as_ref().map(|m| matrix(device, "the vocabulary projection", profile, m)).transpose()?;
         let in_layers: u64 = layers
             .iter()
             .flat_map(|l| l.qkv.all().iter().chain(l.gate_up.all()).chain([&l.wo, &l.w_down]))
