@@ -204,10 +204,11 @@ impl<H: Clone> Admission<H> {
         self.leave(left, effects);
     }
 
-    /// What the steps did so far, and how many residents still have prompt to compute.
+    /// What the steps did so far, and how many residents still have prompt to compute. News that the death of the engine
+    /// overtook counts steps only, for nobody is resident any more.
     pub fn progressed(&mut self, steps: StepCounters, prefilling: u32) {
         self.account.steps = steps;
-        self.account.prefilling = prefilling;
+        self.account.prefilling = if matches!(self.door, Door::Dead(_)) { 0 } else { prefilling };
     }
 
     /// No new work from now on.

@@ -94,17 +94,20 @@ impl Planner {
         }
     }
 
-    /// A new resident. The resident credits of admission are the slots, so one is free; a dead planner drops the lease.
+    /// A new resident. The resident credits of admission are the slots, so one is free. With a dead planner it has failed already.
     pub fn enqueue(&mut self, sequence: Sequence, lease: PageLease) {
-        debug_assert!(self.dead || !self.free_slots.is_empty(), "more residents than slots");
-        if self.dead {
+        let Some(slot) = self.free_slots.pop() else {
+            debug_assert!(false, "more residents than slots");
             return;
-        }
-        if let Some(slot) = self.free_slots.pop() {
-            let id = sequence.request.id();
-            self.residents.insert(id, Resident::new(sequence.request, lease, slot));
+        };
+        let id = sequence.request.id();
+        let mut resident = Resident::new(sequence.request, lease, slot);
+        if self.dead {
+            resident.end(Outcome::Failed);
+        } else {
             self.prefill.push_back(id);
         }
+        self.residents.insert(id, resident);
     }
 
     /// Ends a resident from outside. Idempotent; the first end wins.

@@ -215,7 +215,8 @@ fn a_dead_planner_lets_everybody_go_as_failed_and_plans_nothing() {
     let late = sequence(3, 4, 4);
     let lease = lease(&mut Pool::new(8), &late);
     planner.enqueue(late, lease);
-    assert_eq!(planner.residents(), 0);
+    assert!(planner.plan().is_none());
+    assert_eq!((planner.depart().len(), planner.residents()), (1, 0));
 }
 
 #[test]

@@ -77,7 +77,7 @@ pub fn expected(prompt: &[u32], tokens: usize) -> Vec<u32> {
 
 struct Slot {
     request: RequestId,
-    history: Vec<u32>,
+    len: usize,
     pages: Vec<u32>,
     /// Selected and not yet computed as an input.
     last: Option<u32>,
@@ -91,8 +91,10 @@ struct Pending {
 /// Whether the logits of a request are not finite at a token index.
 pub type NotFinite = Arc<dyn Fn(RequestId, u32) -> bool + Send + Sync>;
 
-/// The fake model: follows every slot and refuses what a device could not compute.
+/// The fake model: follows every slot and refuses what a device could not compute. A sequence's history lives in its pages and is
+/// read back through its page table, so that a page in two hands changes somebody's text.
 pub struct Machine {
+    memory: HashMap<(u32, usize), u32>,
     slots: HashMap<u32, Slot>,
     last_id: u64,
     not_finite: NotFinite,
@@ -128,7 +130,7 @@ pub fn factory(script: Script) -> BackendFactory {
 impl Machine {
     /// No slot bound.
     pub fn new(not_finite: NotFinite) -> Self {
-        Self { slots: HashMap::new(), last_id: 0, not_finite }
+        Self { memory: HashMap::new(), slots: HashMap::new(), last_id: 0, not_finite }
     }
 
     /// Computes one step.
@@ -137,13 +139,9 @@ impl Machine {
         assert!(!step.rows.is_empty());
         self.last_id = step.id;
         for binding in &step.bindings {
-            let old = self.slots.remove(&binding.slot);
-            assert!(old.is_none_or(|o| o.request != binding.request), "a slot is bound once per request");
-            for slot in self.slots.values() {
-                assert!(slot.pages.iter().all(|p| !binding.pages.contains(p)) || !self.is_live(slot.request, step));
-            }
             let (request, pages) = (binding.request, binding.pages.clone());
-            self.slots.insert(binding.slot, Slot { request, history: Vec::new(), pages, last: None });
+            let old = self.slots.insert(binding.slot, Slot { request, len: 0, pages, last: None });
+            assert!(old.is_none_or(|o| o.request != request), "a slot is bound once per request");
         }
         let mut tokens = step.tokens.iter().copied();
         let rows = step.rows.iter().filter_map(|row| self.run_row(row, &mut tokens)).collect();
@@ -152,26 +150,28 @@ impl Machine {
         StepOutput { step: step.id, rows, timing }
     }
 
-    fn is_live(&self, request: RequestId, step: &Step) -> bool {
-        step.rows.iter().any(|r| r.request == request)
-    }
-
     fn run_row(&mut self, row: &Row, tokens: &mut impl Iterator<Item = u32>) -> Option<RowOutput> {
         let slot = self.slots.get_mut(&row.slot).expect("a bound slot");
         assert_eq!(slot.request, row.request, "the slot belongs to the row's request");
-        match (row.start, row.input) {
+        let inputs: Vec<u32> = match (row.start, row.input) {
             (Start::Host(position), Input::Tokens) => {
-                assert_eq!(position as usize, slot.history.len(), "slices are consecutive");
-                slot.history.extend(tokens.take(row.len as usize));
+                assert_eq!(position as usize, slot.len, "slices are consecutive");
+                tokens.take(row.len as usize).collect()
             }
-            (Start::Device, Input::DeviceLast) => slot.history.push(slot.last.take().expect("a selected token")),
+            (Start::Device, Input::DeviceLast) => vec![slot.last.take().expect("a selected token")],
             other => panic!("rows are prefill or decode, not {other:?}"),
+        };
+        assert_eq!(inputs.len(), row.len as usize);
+        assert!(slot.len + inputs.len() <= slot.pages.len() * PAGE, "positions stay inside the lease");
+        for input in inputs {
+            self.memory.insert((slot.pages[slot.len / PAGE], slot.len % PAGE), input);
+            slot.len += 1;
         }
-        assert!(slot.history.len() <= slot.pages.len() * PAGE, "positions stay inside the lease");
         if row.want == Want::None {
             return None;
         }
-        let token = next_token(&slot.history);
+        let history: Vec<_> = (0..slot.len).map(|p| self.memory[&(slot.pages[p / PAGE], p % PAGE)]).collect();
+        let token = next_token(&history);
         slot.last = Some(token);
         let logprobs = row.logprobs.map(|_| TokenLogprobs { chosen: -f64::from(token), top: Vec::new() });
         Some(RowOutput {
