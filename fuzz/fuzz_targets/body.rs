@@ -1,0 +1,7 @@
+//! Fuzzes the `body` entry; what it may do stands in ../entry.rs.
+#![no_main]
+
+#[path = "../entry.rs"]
+mod entry;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| entry::body(bytes));
