@@ -18,8 +18,8 @@ pub fn template(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let (source, content) = text.split_once('\0').unwrap_or((&text, "hello"));
     if let Ok(template) = ChatTemplate::compile(source, "<s>", "</s>") {
-        let messages = ["system", "user", content]
-            .map(|role| ChatMessage { role: role.to_owned(), content: content.to_owned() });
+        let messages =
+            ["system", "user", content].map(|role| ChatMessage { role: role.to_owned(), content: content.to_owned() });
         let _ = template.render(&messages, GenerationPrompt::Add);
     }
 }
