@@ -22,3 +22,4 @@ pub mod sampler;
 pub mod server;
 pub mod telemetry;
 pub mod tui;
+pub mod web;
