@@ -4,7 +4,6 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use actix_codec::Framed;
@@ -12,13 +11,14 @@ use awc::ws::{Codec, Frame, Message};
 use base64::Engine as _;
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
+use tokio::sync::{Mutex, MutexGuard};
 
 /// Programs that are tried, in this order.
 const PROGRAMS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chromium-headless-shell"];
 /// How long a page may take to become as a test expects it.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
 /// The program, or none with a visible word about so many checks that are skipped.
 pub fn program(checks: usize) -> Option<PathBuf> {
@@ -50,7 +50,7 @@ pub struct Browser {
 impl Browser {
     /// Starts one. Tests take turns: two browsers at once only slow each other down.
     pub async fn start(program: &Path) -> Self {
-        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let turn = ONE_AT_A_TIME.lock().await;
         let profile = std::env::temp_dir().join(format!("crucible-browser-{}-{}", std::process::id(), unique()));
         let mut child = Command::new(program)
             .args(["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"])
