@@ -3,6 +3,7 @@
 //! A command has an `Args` struct and a `run` that returns an `Outcome`. An error is printed as one line on standard error.
 
 pub mod check;
+pub mod load;
 pub mod pull;
 pub mod tui;
 
@@ -25,6 +26,8 @@ struct Cli {
 enum Command {
     /// Run a validation suite.
     Check(check::Args),
+    /// Measure a server under load.
+    Load(Box<load::Args>),
     /// Fetch the default model into the cache.
     Pull(pull::Args),
     /// Chat with a running server in this terminal.
@@ -35,6 +38,7 @@ enum Command {
 pub fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Check(args) => check::run(&args),
+        Command::Load(args) => load::run(&args),
         Command::Pull(args) => pull::run(&args),
         Command::Tui(args) => tui::run(&args),
     };

@@ -412,6 +412,11 @@ fn clocks_differ(a: &Loaded, b: &Loaded) -> bool {
 }
 
 impl Comparison {
+    /// Requests that failed in any start of any variant.
+    pub fn failed(&self) -> usize {
+        self.runs.iter().flat_map(|r| &r.workloads).map(|w| w.summary.counts.failed).sum()
+    }
+
     /// The compared workloads, in order.
     pub fn workload_names(&self) -> Vec<String> {
         let first = self.runs.first().map(|r| r.workloads.as_slice()).unwrap_or_default();

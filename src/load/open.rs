@@ -101,7 +101,7 @@ impl Mix {
     }
 
     fn cancel(&self, n: usize) -> Option<CancelPoint> {
-        if self.cancel_every == 0 || self.cancel_at.is_empty() || (n + 1) % self.cancel_every != 0 {
+        if self.cancel_every == 0 || self.cancel_at.is_empty() || !(n + 1).is_multiple_of(self.cancel_every) {
             return None;
         }
         Some(self.cancel_at[n / self.cancel_every % self.cancel_at.len()])
