@@ -2,9 +2,12 @@
 //!
 //! A command has an `Args` struct and a `run` that returns an `Outcome`. An error is printed as one line on standard error.
 
+pub mod assemble;
 pub mod check;
+pub mod generate;
 pub mod load;
 pub mod pull;
+pub mod serve;
 pub mod tui;
 
 use std::process::ExitCode;
@@ -24,6 +27,10 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Serve a model over HTTP.
+    Serve(serve::Args),
+    /// Generate one answer in this terminal, without a server.
+    Generate(generate::Args),
     /// Run a validation suite.
     Check(check::Args),
     /// Measure a server under load.
@@ -39,6 +46,8 @@ pub fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Check(args) => check::run(&args),
         Command::Load(args) => load::run(&args),
+        Command::Serve(args) => serve::run(&args),
+        Command::Generate(args) => generate::run(&args),
         Command::Pull(args) => pull::run(&args),
         Command::Tui(args) => tui::run(&args),
     };
