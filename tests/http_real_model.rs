@@ -45,7 +45,8 @@ fn content(response: &Response) -> String {
 #[test]
 fn a_question_about_the_capital_of_france_is_answered_with_paris_whole_and_streamed() {
     let server = server(&[]);
-    let whole = post(server.address, "/v1/chat/completions", &chat("What is the name of the capital of France?", json!({})));
+    let whole =
+        post(server.address, "/v1/chat/completions", &chat("What is the name of the capital of France?", json!({})));
     let text = content(&whole);
     assert!(text.contains("Paris"), "{text}");
     assert_eq!(whole.json()["choices"][0]["finish_reason"], "stop");

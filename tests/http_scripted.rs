@@ -2,6 +2,8 @@
 
 mod engine_support;
 mod http_support;
+#[path = "http_support/scripted.rs"]
+mod scripted;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,8 +12,8 @@ use std::time::Duration;
 use crucible::server::Ending;
 use engine_support::fake::{self, Fault, Script};
 use http_support::client::{get, post, send, send_json};
-use http_support::scripted::Scripted;
 use http_support::until;
+use scripted::Scripted;
 use serde_json::{Value, json};
 
 /// The text of fake tokens as the byte tokenizer shows it.
@@ -379,6 +381,8 @@ fn check_conservation(text: &str, value: &dyn Fn(&str, &str) -> f64) {
         let count = v(&format!("crucible_{name}_count"));
         assert_eq!(count, finished, "{name}: {text}");
     }
+    assert_eq!(v("crucible_decode_batch_rows_count"), v("crucible_decode_steps_total"));
+    assert_eq!(v("crucible_prefill_batch_tokens_count"), v("crucible_prefill_batches_total"));
     let gaps = v("crucible_inter_token_latency_seconds_count");
     assert_eq!(gaps, v("crucible_output_length_tokens_sum") - finished, "one gap fewer than tokens");
 }

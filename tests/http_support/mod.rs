@@ -1,10 +1,9 @@
-//! What the tests of the HTTP side share: a raw client, and servers of two kinds: the real binary, and the real server over a
+//! What the tests of the HTTP side share: a raw client, the real binary, and (in scripted.rs) the real server over a
 //! scripted backend.
 #![allow(dead_code)] // no test file needs everything
 
 pub mod binary;
 pub mod client;
-pub mod scripted;
 
 use std::time::{Duration, Instant};
 
