@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use crate::actors::topology::Engine;
 use crate::backend::cpu::{CpuBackend, CpuConfig, Isa};
+use crate::backend::cuda::{self, CudaBackend, CudaConfig, GraphLimits, PoolSize};
 use crate::backend::{Backend, BackendFactory};
 use crate::config::{BackendChoice, Config, IsaChoice, ModelPath};
 use crate::model::load::{self, LoadedModel, ModelSource};
@@ -59,7 +60,7 @@ pub fn assemble(config: &Config, progress: Progress) -> Result<Assembled, Box<dy
         profile = config.model.profile.name(),
         "model loaded"
     );
-    let engine = Engine::start(config.engine(context), backend(config, weights)?)?;
+    let engine = Engine::start(config.engine(context), backend(config, weights))?;
     let handle = engine.handle();
     let facts = handle.facts();
     tracing::info!(
@@ -72,11 +73,26 @@ pub fn assemble(config: &Config, progress: Progress) -> Result<Assembled, Box<dy
 }
 
 /// The configured backend over these weights.
-fn backend(config: &Config, weights: ModelWeights) -> Result<BackendFactory, Box<dyn Error>> {
-    if config.executor.backend == BackendChoice::Cuda {
-        return Err("this build serves on the CPU only: set executor.backend to \"auto\" or \"cpu\"".into());
+fn backend(config: &Config, weights: ModelWeights) -> BackendFactory {
+    let libraries = config.executor.libraries.as_deref();
+    match config.executor.backend {
+        BackendChoice::Cpu => cpu(config, weights),
+        BackendChoice::Cuda => cuda(config, weights),
+        BackendChoice::Auto => match cuda::probe(libraries) {
+            Ok(report) => {
+                tracing::info!(gpu = report.name, "a GPU was found");
+                cuda(config, weights)
+            }
+            Err(reason) => {
+                tracing::info!(reason, "no GPU: serving on the CPU");
+                cpu(config, weights)
+            }
+        },
     }
-    let cpu = CpuConfig {
+}
+
+fn cpu(config: &Config, weights: ModelWeights) -> BackendFactory {
+    let settings = CpuConfig {
         threads: config.executor.threads.unwrap_or(0),
         isa: match config.executor.isa {
             IsaChoice::Auto => Isa::Auto,
@@ -90,5 +106,24 @@ fn backend(config: &Config, weights: ModelWeights) -> Result<BackendFactory, Box
         max_step_tokens: config.max_step_tokens(),
     };
     let profile = config.model.profile;
-    Ok(Box::new(move || Ok(Box::new(CpuBackend::new(weights, profile, cpu)?) as Box<dyn Backend>)))
+    Box::new(move || Ok(Box::new(CpuBackend::new(weights, profile, settings)?) as Box<dyn Backend>))
+}
+
+fn cuda(config: &Config, weights: ModelWeights) -> BackendFactory {
+    let graphs = &config.graphs;
+    let settings = CudaConfig {
+        device: config.executor.device,
+        pool: config.kv.memory_fraction.map_or(PoolSize::Pages(config.kv.pages), PoolSize::MemoryFraction),
+        slots: config.limits.max_batch,
+        max_step_tokens: config.max_step_tokens(),
+        graphs: GraphLimits {
+            decode: if graphs.decode { config.limits.max_batch } else { 0 },
+            singleton: if graphs.prefill { graphs.max_entries } else { 0 },
+            packed: if graphs.packed { graphs.max_entries } else { 0 },
+        },
+        cache_dir: config.cache_dir.clone().or_else(pull::default_cache_dir).map(|dir| dir.join("kernels")),
+        libraries: config.executor.libraries.clone(),
+    };
+    let profile = config.model.profile;
+    Box::new(move || Ok(Box::new(CudaBackend::new(&weights, profile, &settings)?) as Box<dyn Backend>))
 }
