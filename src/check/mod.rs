@@ -2,3 +2,4 @@
 //! line of passes and failures.
 
 pub mod compile;
+pub mod score;

@@ -73,7 +73,7 @@ pub fn assemble(config: &Config, progress: Progress) -> Result<Assembled, Box<dy
 }
 
 /// The configured backend over these weights.
-fn backend(config: &Config, weights: ModelWeights) -> BackendFactory {
+pub fn backend(config: &Config, weights: ModelWeights) -> BackendFactory {
     let libraries = config.executor.libraries.as_deref();
     match config.executor.backend {
         BackendChoice::Cpu => cpu(config, weights),

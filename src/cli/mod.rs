@@ -4,6 +4,7 @@
 
 pub mod assemble;
 pub mod check;
+pub mod eval;
 pub mod generate;
 pub mod load;
 pub mod pull;
@@ -33,6 +34,8 @@ enum Command {
     Generate(generate::Args),
     /// Run a validation suite.
     Check(check::Args),
+    /// Score a text, through prefill and through decode.
+    Eval(eval::Args),
     /// Measure a server under load.
     Load(Box<load::Args>),
     /// Fetch the default model into the cache.
@@ -45,6 +48,7 @@ enum Command {
 pub fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Check(args) => check::run(&args),
+        Command::Eval(args) => eval::run(&args),
         Command::Load(args) => load::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Generate(args) => generate::run(&args),
