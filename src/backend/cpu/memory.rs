@@ -3,6 +3,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::UnsafeCell;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 const LINE: usize = 64;
 const HUGE: usize = 2 << 20;
@@ -34,18 +35,6 @@ impl AlignedBytes {
         Some(Self { data, layout, len })
     }
 
-    /// The bytes.
-    pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: `len` initialised bytes that this value owns.
-        unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.len) }
-    }
-
-    /// The bytes, to write.
-    pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: `len` initialised bytes that this value owns, borrowed exclusively.
-        unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr(), self.len) }
-    }
-
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
@@ -61,6 +50,56 @@ impl Drop for AlignedBytes {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout.
         unsafe { dealloc(self.data.as_ptr(), self.layout) }
+    }
+}
+
+/// One allocation that holds many matrices, so that all of them lie on huge pages.
+pub struct Arena {
+    bytes: Arc<AlignedBytes>,
+    used: usize,
+}
+
+/// A part of an arena, owned: no other part overlaps it.
+pub struct Region {
+    arena: Arc<AlignedBytes>,
+    at: usize,
+    len: usize,
+}
+
+impl Arena {
+    /// Room for `len` bytes in all; `None` when there is no memory.
+    pub fn new(len: usize) -> Option<Self> {
+        Some(Self { bytes: Arc::new(AlignedBytes::zeroed(len)?), used: 0 })
+    }
+
+    /// The next `len` bytes, zeroed and aligned to 64; `None` when they do not fit.
+    pub fn take(&mut self, len: usize) -> Option<Region> {
+        let at = self.used;
+        let end = at.checked_add(len.next_multiple_of(LINE))?;
+        if end > self.bytes.len() {
+            return None;
+        }
+        self.used = end;
+        Some(Region { arena: Arc::clone(&self.bytes), at, len })
+    }
+}
+
+impl Region {
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: inside the arena by construction, written only through `&mut self`, which no other region overlaps.
+        unsafe { std::slice::from_raw_parts(self.arena.as_ptr().add(self.at), self.len) }
+    }
+
+    /// The bytes, to write.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as above, borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.arena.as_ptr().add(self.at), self.len) }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
     }
 }
 
