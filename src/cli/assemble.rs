@@ -91,8 +91,9 @@ pub fn backend(config: &Config, weights: ModelWeights) -> BackendFactory {
     }
 }
 
-fn cpu(config: &Config, weights: ModelWeights) -> BackendFactory {
-    let settings = CpuConfig {
+/// The CPU backend's settings.
+pub fn cpu_settings(config: &Config) -> CpuConfig {
+    CpuConfig {
         threads: config.executor.threads.unwrap_or(0),
         isa: match config.executor.isa {
             IsaChoice::Auto => Isa::Auto,
@@ -104,7 +105,11 @@ fn cpu(config: &Config, weights: ModelWeights) -> BackendFactory {
         page_tokens: config.kv.page_tokens,
         slots: config.limits.max_batch,
         max_step_tokens: config.max_step_tokens(),
-    };
+    }
+}
+
+fn cpu(config: &Config, weights: ModelWeights) -> BackendFactory {
+    let settings = cpu_settings(config);
     let profile = config.model.profile;
     Box::new(move || Ok(Box::new(CpuBackend::new(weights, profile, settings)?) as Box<dyn Backend>))
 }

@@ -3,6 +3,7 @@
 //! A command has an `Args` struct and a `run` that returns an `Outcome`. An error is printed as one line on standard error.
 
 pub mod assemble;
+pub mod bench;
 pub mod check;
 pub mod eval;
 pub mod generate;
@@ -32,6 +33,8 @@ enum Command {
     Serve(serve::Args),
     /// Generate one answer in this terminal, without a server.
     Generate(generate::Args),
+    /// Measure a part of the engine alone.
+    Bench(bench::Args),
     /// Run a validation suite.
     Check(check::Args),
     /// Score a text, through prefill and through decode.
@@ -47,6 +50,7 @@ enum Command {
 /// Parses the arguments and runs the command.
 pub fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
+        Command::Bench(args) => bench::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Load(args) => load::run(&args),

@@ -1,0 +1,69 @@
+//! `crucible bench`: parts of the engine alone, on this machine.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use super::Outcome;
+use super::assemble::{cpu_settings, source};
+use crate::bench::cpu::{self, CpuBench};
+use crate::config::Config;
+use crate::model::load;
+use crate::model::pull::Progress;
+
+/// Arguments of `bench`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    subject: Subject,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Subject {
+    /// Prefill and decode of the CPU backend, without engine or HTTP.
+    Cpu(CpuArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct CpuArgs {
+    /// Prompt tokens.
+    #[arg(long, default_value_t = 512)]
+    prompt: usize,
+    /// Decode steps.
+    #[arg(long, default_value_t = 64)]
+    decode: usize,
+    /// Sequences that decode together.
+    #[arg(long, default_value_t = 1)]
+    batch: usize,
+    /// Repetitions.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Configuration file (TOML): model, profile, threads, instruction set.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Overrides one key of the configuration.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+/// Runs the benchmark and prints one line a round.
+///
+/// # Errors
+/// The model, the configuration or the backend.
+pub fn run(args: &Args) -> Outcome {
+    let Subject::Cpu(args) = &args.subject;
+    let config = Config::load(args.config.as_deref(), &args.set)?;
+    let model = load::load(&source(&config, Progress::Shown)?, config.model.profile)?;
+    let bench = CpuBench {
+        prompt: args.prompt.max(1),
+        decode: args.decode.max(1),
+        batch: args.batch.max(1),
+        rounds: args.rounds.max(1),
+    };
+    let (device, rounds) = cpu::run(model.weights, config.model.profile, cpu_settings(&config), bench)?;
+    println!("{device}, {}, profile {}", model.name, config.model.profile.name());
+    for round in rounds {
+        let (prefill, decode) = (round.prefill_tokens_per_second, round.decode_tokens_per_second);
+        println!("prefill of {} {prefill:.0} tok/s, decode of {} {decode:.1} tok/s", bench.prompt, bench.batch);
+    }
+    Ok(ExitCode::SUCCESS)
+}
