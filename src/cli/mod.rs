@@ -7,9 +7,11 @@ pub mod bench;
 pub mod check;
 pub mod eval;
 pub mod generate;
+pub mod inspect;
 pub mod load;
 pub mod pull;
 pub mod serve;
+pub mod tokenize;
 pub mod tui;
 
 use std::process::ExitCode;
@@ -43,6 +45,10 @@ enum Command {
     Load(Box<load::Args>),
     /// Fetch the default model into the cache.
     Pull(pull::Args),
+    /// Show what a model file holds.
+    Inspect(inspect::Args),
+    /// Turn text into token ids, or ids into text.
+    Tokenize(tokenize::Args),
     /// Chat with a running server in this terminal.
     Tui(tui::Args),
 }
@@ -57,6 +63,8 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Pull(args) => pull::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Tokenize(args) => tokenize::run(&args),
         Command::Tui(args) => tui::run(&args),
     };
     outcome.unwrap_or_else(|error| {
