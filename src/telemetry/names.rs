@@ -283,4 +283,19 @@ mod tests {
         names.dedup();
         assert_eq!(names.len(), ALL.len());
     }
+
+    #[test]
+    fn the_operations_page_lists_every_metric_and_every_error_code() {
+        let page = include_str!("../../docs/operations.md");
+        for metric in ALL {
+            let vllm = metric.vllm.map(|name| format!("`{name}`")).unwrap_or_default();
+            let row = page.lines().find(|line| line.starts_with(&format!("| `{}` |", metric.name)));
+            let row = row.unwrap_or_else(|| panic!("{} is missing", metric.name));
+            assert!(row.contains(metric.help) && row.contains(&vllm), "{row}");
+        }
+        for code in crate::protocol::errors::Code::ALL {
+            let row = format!("| `{}` | {} |", code.name(), code.status().as_u16());
+            assert!(page.contains(&row), "{row}");
+        }
+    }
 }
