@@ -1,3 +1,4 @@
 //! Microbenchmarks: one file a subject; the command line prints what they return.
 
 pub mod cpu;
+pub mod memory;

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use super::Outcome;
-use super::assemble::{cpu_settings, source};
+use super::assemble::{assemble, cpu_settings, source};
 use crate::bench::cpu::{self, CpuBench};
+use crate::bench::memory::{self, MemoryReport};
 use crate::config::Config;
 use crate::model::load;
 use crate::model::pull::Progress;
@@ -21,6 +22,8 @@ pub struct Args {
 enum Subject {
     /// Prefill and decode of the CPU backend, without engine or HTTP.
     Cpu(CpuArgs),
+    /// Memory of a started engine: weights once, the KV pool, and the rest.
+    Memory(MemoryArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -45,12 +48,39 @@ struct CpuArgs {
     set: Vec<String>,
 }
 
-/// Runs the benchmark and prints one line a round.
+#[derive(Debug, clap::Args)]
+struct MemoryArgs {
+    /// Configuration file (TOML).
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Overrides one key of the configuration.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+/// Runs the benchmark and prints what it found.
 ///
 /// # Errors
 /// The model, the configuration or the backend.
 pub fn run(args: &Args) -> Outcome {
-    let Subject::Cpu(args) = &args.subject;
+    match &args.subject {
+        Subject::Cpu(args) => run_cpu(args),
+        Subject::Memory(args) => run_memory(args),
+    }
+}
+
+/// Starts the configured engine and reports before its first request; fails when the bound does not hold.
+fn run_memory(args: &MemoryArgs) -> Outcome {
+    let config = Config::load(args.config.as_deref(), &args.set)?;
+    let assembled = assemble(&config, Progress::Shown)?;
+    let handle = assembled.engine.handle();
+    let (weights, kv) = (handle.facts().weight_bytes, handle.facts().kv_bytes);
+    let report = MemoryReport { resident: memory::resident()?, weights, kv };
+    println!("{report}");
+    Ok(if report.holds() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn run_cpu(args: &CpuArgs) -> Outcome {
     let config = Config::load(args.config.as_deref(), &args.set)?;
     let model = load::load(&source(&config, Progress::Shown)?, config.model.profile)?;
     let bench = CpuBench {
