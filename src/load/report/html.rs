@@ -11,7 +11,7 @@ use crate::load::stats::{AcrossRounds, LogHistogram};
 
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;color:#222;background:#fff;max-width:1180px;margin:2em auto;padding:0 1em}\
 h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em;border-top:1px solid #ddd;padding-top:.8em}\
-table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:13px}td,th{padding:.2em .7em;text-align:right;border-bottom:1px solid #eee}\
+table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:13px}td,th{padding:.2em .7em;text-align:right;border-bottom:1px solid #eee;white-space:nowrap}\
 td:first-child,th:first-child{text-align:left}.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:1em}\
 svg{width:100%;height:auto}svg text{font:11px system-ui,sans-serif;fill:#555}svg .title{font-weight:600;fill:#222}svg .y,svg .legend{text-anchor:end}\
 svg .x{text-anchor:middle}svg .grid{stroke:#e4e4e4}svg path{fill:none;stroke-width:1.6}svg .whisker{stroke:#222}\
@@ -45,7 +45,7 @@ pub fn run(report: &Report) -> String {
 fn facts(report: &Report) -> String {
     let host = &report.client.host;
     let loaded = &report.observed.loaded;
-    let device = report.target.health.as_ref().and_then(|h| h.get("device")).map_or("-".into(), ToString::to_string);
+    let device = report.target.health.as_ref().and_then(|h| h.get("device")?.as_str()).unwrap_or("-").to_owned();
     let gpu = if host.gpus.is_empty() { "none".to_owned() } else { host.gpus.join(", ") };
     let rows = [
         ("model", report.target.model.clone()),
@@ -127,8 +127,9 @@ fn overview(out: &mut String, workloads: &[WorkloadReport]) {
         let s = &w.summary;
         let _ = write!(out, "<tr><td>{}</td><td>{}</td>", escape(&w.workload.name), w.rounds.len());
         for across in [s.ttft_p50_ms, s.ttft_p95_ms, s.gap_p50_ms, s.gap_p95_ms, s.gap_worst_ms, s.output_tok_per_s] {
-            let range =
-                across.map_or(String::new(), |a| format!(" [{}, {}]", figure(Some(a.min)), figure(Some(a.max))));
+            let range = across
+                .filter(|_| w.rounds.len() > 1)
+                .map_or(String::new(), |a| format!(" [{}, {}]", figure(Some(a.min)), figure(Some(a.max))));
             let _ = write!(out, "<td>{}{range}</td>", figure(across.map(|a| a.median)));
         }
         let goodput = AcrossRounds::of(w.goodput_per_s.iter().map(|&g| Some(g)));

@@ -9,6 +9,8 @@ const RIGHT: f64 = 12.0;
 const TOP: f64 = 26.0;
 const BOTTOM: f64 = 34.0;
 const TICKS: usize = 5;
+/// Of the labels' font, on average.
+const CHARACTER_WIDTH: f64 = 6.2;
 const COLOURS: [&str; 6] = ["#1f6fb4", "#d1603d", "#2f8f5b", "#8a5fbf", "#b08900", "#555555"];
 
 /// The colour of the n-th series.
@@ -138,7 +140,7 @@ fn legend(out: &mut String, names: impl Iterator<Item = String>) {
     for (index, name) in names.enumerate().collect::<Vec<_>>().into_iter().rev() {
         let _ = write!(
             out,
-            "<text class=\"legend\" x=\"{x:.1}\" y=\"14\" fill=\"{}\">{}</text>",
+            "<text class=\"legend\" x=\"{x:.1}\" y=\"14\" style=\"fill:{}\">{}</text>",
             colour(index),
             escape(&name)
         );
@@ -218,13 +220,24 @@ pub fn bars(title: &str, series: &[&str], groups: &[BarGroup]) -> String {
             );
         }
         let at = x_at(slot * (g as f64 + 0.5));
+        let name = shortened(&group.name, slot * (WIDTH - LEFT - RIGHT));
         let y = HEIGHT - BOTTOM + 14.0;
-        let _ = write!(out, "<text class=\"x\" x=\"{at:.1}\" y=\"{y:.1}\">{}</text>", escape(&group.name));
+        let _ = write!(out, "<text class=\"x\" x=\"{at:.1}\" y=\"{y:.1}\">{}</text>", escape(&name));
     }
     if series.len() > 1 {
         legend(&mut out, series.iter().map(|s| (*s).to_owned()));
     }
     out + "</svg>"
+}
+
+/// The end of a name that fits into so many units; the end tells bars of one family apart.
+fn shortened(name: &str, width: f64) -> String {
+    let (room, length) = ((width / CHARACTER_WIDTH) as usize, name.chars().count());
+    if length <= room {
+        name.to_owned()
+    } else {
+        format!("…{}", name.chars().skip(length + 1 - room).collect::<String>())
+    }
 }
 
 #[cfg(test)]
