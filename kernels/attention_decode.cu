@@ -69,7 +69,7 @@ __device__ __forceinline__ void load_queries(const AttendArgs& a, const Entry& e
         for (int i = threadIdx.x; i < D; i += 256) a.v_pool[at + i] = k[kv_dim + i];
 }
 
-extern "C" __global__ void __launch_bounds__(256) attend_decode(AttendArgs a) {
+extern "C" __global__ void __launch_bounds__(256, 1) attend_decode(AttendArgs a) {
     float* q = shared;
     float* k_new = q + HEADS * D;
     float* scores = k_new + D;

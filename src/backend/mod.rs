@@ -5,7 +5,6 @@
 
 pub mod cpu;
 pub mod cuda;
-pub mod driver;
 pub mod step;
 pub mod validate;
 

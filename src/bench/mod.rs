@@ -1,4 +1,4 @@
-//! Microbenchmarks: one file a subject; the command line prints what they return.
+//! Microbenchmarks and the profiler: device and host time of steps, stage by stage.
 
-pub mod cpu;
-pub mod memory;
+pub mod profile;
+pub mod step;

@@ -7,19 +7,48 @@ use clap::{Args as ClapArgs, Subcommand};
 
 use super::Outcome;
 use crate::backend::cuda::program::{ARCHITECTURES, Program};
-use crate::check::compile;
+use crate::check::models::{Shape, Which};
+use crate::check::suites::{self, Suite};
+use crate::check::{compile, kernels};
+use crate::model::Profile;
 
 /// Run a validation suite.
 #[derive(Debug, ClapArgs)]
 pub struct Args {
     #[command(subcommand)]
-    suite: Suite,
+    suite: Command,
 }
 
 #[derive(Debug, Subcommand)]
-enum Suite {
+enum Command {
     /// Compile the kernels without a GPU and read what came out.
     Compile(CompileArgs),
+    /// Every kernel on seeded shapes, bits against the canonical arithmetic (GPU).
+    Kernels(SuiteArgs),
+    /// The GPU's logits are the CPU's, at every position, on every geometry and format.
+    Model(SuiteArgs),
+    /// Contiguous pages against shuffled pages, kernel by kernel and with graphs.
+    Paged(SuiteArgs),
+    /// Decode graphs against kernel by kernel, every batch size (GPU).
+    Graph(SuiteArgs),
+    /// Batch sizes 1 to 16 in both orders, the five-slot boundary, sixteen shrinking to eight.
+    Batch(SuiteArgs),
+    /// Lengths, offsets and chunks of single prompts.
+    Prefill(SuiteArgs),
+    /// Graphs of single prompts past the cache's bound (GPU).
+    PrefillGraph(SuiteArgs),
+    /// Fuzzed packed prefill and mixed steps.
+    Packed(SuiteArgs),
+    /// Cancellation with immediate page reuse.
+    Cancel(SuiteArgs),
+    /// Every selection rule.
+    Sampling(SuiteArgs),
+    /// A pool of 32 pages.
+    Pressure(SuiteArgs),
+    /// Every position of many prompts, alone against crowded.
+    Invariance(SuiteArgs),
+    /// Everything that this backend can run.
+    All(SuiteArgs),
 }
 
 #[derive(Debug, ClapArgs)]
@@ -35,11 +64,92 @@ struct CompileArgs {
     libraries: Option<PathBuf>,
 }
 
+#[derive(Debug, ClapArgs)]
+struct SuiteArgs {
+    /// Backend under test.
+    #[arg(long, value_enum, default_value_t = Which::Cuda)]
+    backend: Which,
+    /// Geometry of the synthetic model.
+    #[arg(long, value_enum, default_value_t = Shape::Small)]
+    model: Shape,
+    /// Profiles: f32, int8, q8.
+    #[arg(long, value_delimiter = ',', default_value = "f32,int8,q8", value_parser = profile)]
+    profile: Vec<Profile>,
+    /// Seed of shapes, values and schedules.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Shapes of each kernel.
+    #[arg(long, default_value_t = 200)]
+    shapes: usize,
+    /// Fuzz sets of `packed`.
+    #[arg(long, default_value_t = 24)]
+    sets: usize,
+    /// Most generated tokens of a sequence in `packed`.
+    #[arg(long, default_value_t = 16)]
+    steps: usize,
+    /// Folder to search first for the kernel compiler.
+    #[arg(long)]
+    libraries: Option<PathBuf>,
+    /// Folder of compiled kernels.
+    #[arg(long)]
+    cache: Option<PathBuf>,
+}
+
+pub(super) fn profile(name: &str) -> Result<Profile, String> {
+    [Profile::F32, Profile::Int8, Profile::Q8]
+        .into_iter()
+        .find(|p| p.name() == name)
+        .ok_or_else(|| format!("{name} is no profile, they are f32, int8 and q8"))
+}
+
 /// Runs the suite; fails when anything in it fails.
 pub fn run(args: &Args) -> Outcome {
-    match &args.suite {
-        Suite::Compile(args) => run_compile(args),
+    let (args, chosen) = match &args.suite {
+        Command::Compile(args) => return run_compile(args),
+        Command::Kernels(args) => (args, vec![]),
+        Command::Model(args) => (args, vec![Suite::Model]),
+        Command::Paged(args) => (args, vec![Suite::Paged]),
+        Command::Graph(args) => (args, vec![Suite::Graph]),
+        Command::Batch(args) => (args, vec![Suite::Batch]),
+        Command::Prefill(args) => (args, vec![Suite::Prefill]),
+        Command::PrefillGraph(args) => (args, vec![Suite::PrefillGraph]),
+        Command::Packed(args) => (args, vec![Suite::Packed]),
+        Command::Cancel(args) => (args, vec![Suite::Cancel]),
+        Command::Sampling(args) => (args, vec![Suite::Sampling]),
+        Command::Pressure(args) => (args, vec![Suite::Pressure]),
+        Command::Invariance(args) => (args, vec![Suite::Invariance]),
+        Command::All(args) => (args, Suite::ALL.to_vec()),
+    };
+    let with_kernels = matches!(chosen.len(), 0 | 11) && args.backend == Which::Cuda;
+    let mut failures = 0;
+    if with_kernels {
+        failures += kernels::run(&kernels::Options {
+            device: 0,
+            libraries: args.libraries.clone(),
+            cache_dir: args.cache.clone(),
+            seed: args.seed,
+            shapes: args.shapes,
+        })?;
     }
+    let options = suites::Options {
+        which: args.backend,
+        shape: args.model,
+        profiles: args.profile.clone(),
+        seed: args.seed,
+        libraries: args.libraries.clone(),
+        cache_dir: args.cache.clone(),
+        sets: args.sets,
+        steps: args.steps,
+    };
+    for suite in chosen {
+        if suite == Suite::Model && args.backend == Which::Cpu {
+            println!("Model: skipped, it compares the GPU with the CPU");
+            continue;
+        }
+        failures += suite.run(&options)?;
+    }
+    println!("check: seed {}, {failures} failures", args.seed);
+    Ok(if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn run_compile(args: &CompileArgs) -> Outcome {

@@ -89,6 +89,7 @@ pub struct CudaBackend {
     facts: Facts,
     in_flight: VecDeque<InFlight>,
     submitted: usize,
+    last_shape: Option<PassShape>,
     graphs: GraphCache,
     lanes: Vec<Lane>,
     pass: Pass,
@@ -143,15 +144,15 @@ impl CudaBackend {
     ///
     /// # Errors
     /// `Unavailable`: no driver or compiler, a geometry without kernels, or too little memory, saying how much was wanted for what.
-    pub fn new(weights: &ModelWeights, profile: Profile, config: &CudaConfig) -> Result<Self, BackendError> {
+    pub fn new(weights: ModelWeights, profile: Profile, config: &CudaConfig) -> Result<Self, BackendError> {
         let g = weights.geometry.clone();
         check_geometry(&g)?;
         let device = Device::open(config.device).map_err(unavailable)?;
         let compiler = Compiler::open(config.libraries.as_deref()).map_err(unavailable)?;
         let cache = Cache::new(config.cache_dir.clone());
-        let kinds = kinds_of(profile, weights);
+        let kinds = kinds_of(profile, &weights);
         let kernels = Kernels::load(&device, &compiler, &cache, &kinds, g.head_dim).map_err(unavailable)?;
-        let model = DeviceModel::upload(&device, profile, weights).map_err(unavailable)?;
+        let model = DeviceModel::upload(&device, profile, &weights).map_err(unavailable)?;
         let pages = pool_pages(&device, &g, config)?;
         let limits = PassLimits { slots: config.slots, tokens: config.max_step_tokens.max(config.slots), pages };
         let memory = PassMemory::new(&device, &kernels, profile, &g, &limits).map_err(unavailable)?;
@@ -180,7 +181,8 @@ impl CudaBackend {
         };
         let pass = Pass::new(kernels, model, memory, g, profile);
         let graphs = GraphCache::new(config.graphs);
-        let mut backend = Self { facts, in_flight: VecDeque::new(), submitted: 0, graphs, lanes, pass, device };
+        let mut backend =
+            Self { facts, in_flight: VecDeque::new(), submitted: 0, last_shape: None, graphs, lanes, pass, device };
         backend.record_decode_graphs(config.graphs.decode.min(config.slots)).map_err(unavailable)?;
         backend.device.synchronise().map_err(unavailable)?;
         Ok(backend)
@@ -216,6 +218,11 @@ impl CudaBackend {
     /// The pass, for checks and profiles.
     pub fn pass(&self) -> &Pass {
         &self.pass
+    }
+
+    /// Shape of the step submitted last, for profiles.
+    pub fn last_shape(&self) -> Option<PassShape> {
+        self.last_shape
     }
 
     /// The device, for checks and profiles.
@@ -260,6 +267,7 @@ impl CudaBackend {
         let overflow = self.download(lane_index, &plan.shape, &plan.expected, &mut timing)?;
         self.lanes[lane_index].done.record(&self.device)?;
         self.submitted += 1;
+        self.last_shape = Some(plan.shape);
         timing.launch_us = began.elapsed().as_secs_f64() * 1e6;
         Ok(InFlight { step: step.step().id, lane: lane_index, expected: plan.expected, overflow, timing })
     }

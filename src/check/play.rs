@@ -1,0 +1,350 @@
+//! Plays sequences on a backend under a schedule, and records what each one saw: tokens, and a digest of the logits at every position.
+//! Two plays of the same sequences under different schedules must leave the same traces (invariants I1 and I8).
+
+use std::collections::VecDeque;
+
+use super::Dice;
+use super::models::Subject;
+use crate::admission::RequestId;
+use crate::backend::{
+    Backend, HostLogits, Input, Row, RowOutput, Rule, SamplingRow, SlotBinding, Start, Step, StepLimits, StepTiming,
+    StepValidator, Want,
+};
+
+/// A sequence to generate.
+#[derive(Clone, Debug)]
+pub struct Sequence {
+    /// Prompt.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate, at least 1.
+    pub generate: usize,
+    /// Selection.
+    pub rule: Rule,
+    /// Seed of the draws.
+    pub seed: u64,
+    /// Leave after so many generated tokens were planned; absent: never.
+    pub cancel_after: Option<usize>,
+}
+
+/// Which positions a trace covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Observe {
+    /// Every generated token's position; only the tokens, no logits.
+    Tokens,
+    /// Every generated token's position.
+    Generated,
+    /// Every position of the prompt too (greedy sequences only).
+    Everything,
+}
+
+/// How pages are handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pages {
+    /// In ascending order: a sequence alone lies contiguously.
+    Ascending,
+    /// In random order, the pages freed last first.
+    Shuffled,
+}
+
+/// A schedule.
+#[derive(Clone, Copy, Debug)]
+pub struct Style {
+    /// Prefill tokens of a step.
+    pub budget: usize,
+    /// Most tokens of one slice.
+    pub chunk: usize,
+    /// Most resident sequences.
+    pub resident: usize,
+    /// Steps in flight, 1 or 2.
+    pub ahead: usize,
+    /// Seed of slot and page choice and of the row order; 0 keeps arrival order.
+    pub shuffle: u64,
+    /// Page order.
+    pub pages: Pages,
+    /// What is recorded.
+    pub observe: Observe,
+}
+
+impl Style {
+    /// One sequence at a time, prompts in one slice.
+    pub fn solo(observe: Observe) -> Self {
+        Self { budget: 2048, chunk: 2048, resident: 1, ahead: 1, shuffle: 0, pages: Pages::Ascending, observe }
+    }
+}
+
+/// What a sequence saw.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trace {
+    /// Generated tokens.
+    pub tokens: Vec<u32>,
+    /// Digest of the logits at each observed position, in position order.
+    pub logits: Vec<u64>,
+}
+
+/// Counts of a play.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Steps.
+    pub steps: u64,
+    /// Steps with at least two prefill slices.
+    pub packed: u64,
+    /// Token rows.
+    pub tokens: u64,
+    /// Sum of the steps' times.
+    pub timing: StepTiming,
+}
+
+/// Digest of floats by their bits.
+pub fn digest(values: &[f32]) -> u64 {
+    values.iter().fold(0xcbf2_9ce4_8422_2325, |h: u64, v| {
+        (h ^ u64::from(v.to_bits())).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+    })
+}
+
+struct Resident {
+    index: usize,
+    slot: u32,
+    pages: Vec<u32>,
+    done: usize,
+    planned: usize,
+    in_flight: usize,
+}
+
+/// A backend with the host's side of the bookkeeping.
+pub struct Player {
+    /// The backend.
+    pub subject: Subject,
+    validator: StepValidator,
+    free_pages: Vec<u32>,
+    free_slots: Vec<u32>,
+    next_step: u64,
+    next_request: u64,
+}
+
+impl Player {
+    /// Takes a fresh backend.
+    pub fn new(subject: Subject) -> Self {
+        let f = subject.facts();
+        let limits = StepLimits {
+            pages: f.pages,
+            page_tokens: f.page_tokens,
+            slots: f.slots,
+            max_step_tokens: f.max_step_tokens,
+            context: f.context,
+            vocab: f.vocab,
+        };
+        let (free_pages, free_slots) = ((0..f.pages as u32).rev().collect(), (0..f.slots as u32).rev().collect());
+        Self { subject, validator: StepValidator::new(limits), free_pages, free_slots, next_step: 1, next_request: 1 }
+    }
+
+    /// Plays the sequences; traces come in their order.
+    ///
+    /// # Errors
+    /// A refused plan, a failed step, or a non-finite logit.
+    pub fn play(&mut self, sequences: &[Sequence], style: &Style) -> Result<(Vec<Trace>, Counts), String> {
+        let mut game = Game {
+            base: self.next_request,
+            sequences,
+            style,
+            dice: Dice::new(style.shuffle),
+            waiting: (0..sequences.len()).collect(),
+            resident: Vec::new(),
+            traces: vec![Trace::default(); sequences.len()],
+            counts: Counts::default(),
+        };
+        self.next_request += sequences.len() as u64;
+        let mut in_flight: VecDeque<Vec<usize>> = VecDeque::new();
+        loop {
+            game.retire(self);
+            let step = game.plan(self);
+            let Some((step, members)) = step else {
+                if in_flight.is_empty() {
+                    return if game.waiting.is_empty() && game.resident.is_empty() {
+                        Ok((game.traces, game.counts))
+                    } else {
+                        Err("nothing fits: a sequence is longer than the pool".into())
+                    };
+                }
+                let members = in_flight.pop_front().unwrap_or_default();
+                self.collect(&mut game, &members)?;
+                continue;
+            };
+            let valid = self.validator.check(step).map_err(|e| e.to_string())?;
+            self.subject.submit(valid).map_err(|e| e.to_string())?;
+            in_flight.push_back(members);
+            if in_flight.len() >= style.ahead {
+                let members = in_flight.pop_front().unwrap_or_default();
+                self.collect(&mut game, &members)?;
+            }
+        }
+    }
+
+    fn collect(&mut self, game: &mut Game<'_>, members: &[usize]) -> Result<(), String> {
+        let output = loop {
+            match self.subject.poll().map_err(|e| e.to_string())? {
+                Some(output) => break output,
+                None => std::hint::spin_loop(),
+            }
+        };
+        let t = output.timing;
+        let sum = &mut game.counts.timing;
+        sum.launch_us += t.launch_us;
+        sum.device_us += t.device_us;
+        sum.upload_bytes += t.upload_bytes;
+        sum.download_bytes += t.download_bytes;
+        for row in &output.rows {
+            game.record(row)?;
+        }
+        for resident in game.resident.iter_mut().filter(|r| members.contains(&r.index)) {
+            resident.in_flight -= 1;
+        }
+        Ok(())
+    }
+}
+
+struct Game<'a> {
+    base: u64,
+    sequences: &'a [Sequence],
+    style: &'a Style,
+    dice: Dice,
+    waiting: VecDeque<usize>,
+    resident: Vec<Resident>,
+    traces: Vec<Trace>,
+    counts: Counts,
+}
+
+impl Game<'_> {
+    fn record(&mut self, row: &RowOutput) -> Result<(), String> {
+        let index = (row.request.0 - self.base) as usize;
+        if !row.finite {
+            return Err(format!("sequence {index} met a non-finite logit"));
+        }
+        let trace = &mut self.traces[index];
+        trace.logits.extend(row.logits.iter().map(|l| digest(l)));
+        // Scored prompt positions select tokens too; only those past the prompt are generated.
+        let prompt = self.sequences[index].prompt.len();
+        if self.style.observe == Observe::Everything && trace.logits.len() < prompt {
+            return Ok(());
+        }
+        trace.tokens.extend(row.tokens.last());
+        Ok(())
+    }
+
+    /// A sequence's end in planned tokens.
+    fn target(&self, index: usize) -> usize {
+        let s = &self.sequences[index];
+        s.cancel_after.map_or(s.generate, |c| c.min(s.generate))
+    }
+
+    fn retire(&mut self, player: &mut Player) {
+        let mut kept = Vec::new();
+        for resident in std::mem::take(&mut self.resident) {
+            let prompt = self.sequences[resident.index].prompt.len();
+            let cancelled_early = self.sequences[resident.index].cancel_after == Some(0) && resident.done > 0;
+            let finished =
+                resident.done >= prompt && resident.planned >= self.target(resident.index) || cancelled_early;
+            if finished && resident.in_flight == 0 {
+                player.free_pages.extend(resident.pages);
+                player.free_slots.push(resident.slot);
+            } else {
+                kept.push(resident);
+            }
+        }
+        self.resident = kept;
+    }
+
+    fn admit(&mut self, player: &mut Player) -> Vec<SlotBinding> {
+        let mut bindings = Vec::new();
+        while self.resident.len() < self.style.resident && !player.free_slots.is_empty() {
+            let Some(&index) = self.waiting.front() else { break };
+            let s = &self.sequences[index];
+            let need = (s.prompt.len() + s.generate - 1).div_ceil(16);
+            if player.free_pages.len() < need {
+                break;
+            }
+            self.waiting.pop_front();
+            match self.style.pages {
+                Pages::Ascending => player.free_pages.sort_unstable_by(|a, b| b.cmp(a)),
+                Pages::Shuffled => {
+                    let recent = player.free_pages.len().saturating_sub(2 * need);
+                    self.dice.shuffle(&mut player.free_pages[recent..]);
+                }
+            }
+            let pages: Vec<u32> =
+                player.free_pages.split_off(player.free_pages.len() - need).into_iter().rev().collect();
+            if self.style.shuffle != 0 {
+                self.dice.shuffle(&mut player.free_slots);
+            }
+            let Some(slot) = player.free_slots.pop() else { break };
+            bindings.push(SlotBinding { slot, request: self.request(index), pages: pages.clone() });
+            self.resident.push(Resident { index, slot, pages, done: 0, planned: 0, in_flight: 0 });
+        }
+        bindings
+    }
+
+    fn request(&self, index: usize) -> RequestId {
+        RequestId(self.base + index as u64)
+    }
+
+    fn plan(&mut self, player: &mut Player) -> Option<(Step, Vec<usize>)> {
+        let bindings = self.admit(player);
+        if self.style.shuffle != 0 {
+            self.dice.shuffle(&mut self.resident);
+        }
+        let mut step = Step { id: player.next_step, bindings, ..Step::default() };
+        let mut members = Vec::new();
+        let mut budget = self.style.budget;
+        let mut slices = 0;
+        for i in 0..self.resident.len() {
+            let r = &self.resident[i];
+            let s = &self.sequences[r.index];
+            let (prompt, target) = (s.prompt.len(), self.target(r.index));
+            let logits = if self.style.observe == Observe::Tokens { HostLogits::No } else { HostLogits::Yes };
+            let mut row = Row {
+                request: self.request(r.index),
+                slot: r.slot,
+                start: Start::Device,
+                len: 1,
+                input: Input::DeviceLast,
+                want: Want::Last,
+                sampling: SamplingRow { rule: s.rule, seed: s.seed, token_index: r.planned as u32, choice: 0 },
+                logprobs: None,
+                host_logits: logits,
+            };
+            if r.done < prompt && !(s.cancel_after == Some(0) && r.done > 0) {
+                let len = (prompt - r.done).min(self.style.chunk).min(budget);
+                if len == 0 {
+                    continue;
+                }
+                budget -= len;
+                slices += 1;
+                let ends = r.done + len == prompt;
+                (row.start, row.len, row.input) = (Start::Host(r.done as u32), len as u32, Input::Tokens);
+                row.want = match (self.style.observe, ends) {
+                    (Observe::Everything, _) => Want::All,
+                    (_, true) => Want::Last,
+                    (_, false) => Want::None,
+                };
+                step.tokens.extend(&s.prompt[r.done..r.done + len]);
+                let r = &mut self.resident[i];
+                r.done += len;
+                r.planned += usize::from(ends);
+            } else if r.done >= prompt && r.planned < target {
+                self.resident[i].planned += 1;
+            } else {
+                continue;
+            }
+            self.resident[i].in_flight += 1;
+            members.push(self.resident[i].index);
+            step.rows.push(row);
+        }
+        if step.rows.is_empty() {
+            return None;
+        }
+        player.next_step += 1;
+        self.counts.steps += 1;
+        self.counts.packed += u64::from(slices >= 2);
+        self.counts.tokens += step.token_rows() as u64;
+        Some((step, members))
+    }
+}
