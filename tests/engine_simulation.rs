@@ -32,7 +32,7 @@ enum ToAdmission {
     PagesFreed(RequestId),
     RequestEnded(RequestId, Ended),
     Measured(RequestId, Timing),
-    Progressed(StepCounters, u32),
+    Progressed(Box<StepCounters>, u32),
     Drain,
     DrainDeadline,
     EngineFailed,
@@ -245,7 +245,7 @@ impl World {
             ToAdmission::PagesFreed(request) => core.pages_freed(request, e),
             ToAdmission::RequestEnded(request, ended) => core.request_ended(request, ended, e),
             ToAdmission::Measured(request, timing) => core.measured(request, timing, e),
-            ToAdmission::Progressed(steps, prefilling) => core.progressed(steps, prefilling),
+            ToAdmission::Progressed(steps, prefilling) => core.progressed(*steps, prefilling),
             ToAdmission::Drain => core.drain(e),
             ToAdmission::DrainDeadline => core.drain_deadline(e),
             ToAdmission::EngineFailed => core.engine_failed(&Arc::from("scripted"), e),
@@ -319,7 +319,7 @@ impl World {
             self.to_executor.push_back(planned);
         }
         let departures = self.planner.depart();
-        let progressed = ToAdmission::Progressed(self.planner.counters().clone(), self.planner.prefilling());
+        let progressed = ToAdmission::Progressed(Box::new(self.planner.counters().clone()), self.planner.prefilling());
         self.to_admission.push_back(progressed);
         for departure in departures {
             self.to_sampler.push_back(ToSampler::Forget(departure.request, departure.ended.generated));
