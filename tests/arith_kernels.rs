@@ -67,8 +67,8 @@ fn matrix(random: &mut Random, format: MatrixFormat, rows: usize, cols: usize) -
                     let half = half::f16::from_f32((random.float() / 50.0).clamp(-9.0, 9.0));
                     block[2 * h..2 * h + 2].copy_from_slice(&half.to_le_bytes());
                 }
-                if random.word() % 5 == 0 {
-                    block[2 * headers..].fill(if random.word() % 2 == 0 { 0x80 } else { 0xff });
+                if random.word().is_multiple_of(5) {
+                    block[2 * headers..].fill(if random.word().is_multiple_of(2) { 0x80 } else { 0xff });
                 }
                 bytes.extend(block);
             }

@@ -199,6 +199,19 @@ fn an_engine_that_cannot_start_says_why() {
     wide.max_batch = 17;
     let mismatch = Engine::start(wide, engine_support::fake::factory(Script::default()));
     assert!(mismatch.err().is_some_and(|e| e.to_string().contains("limits.max_batch is 17")));
+    let mut nowhere = config();
+    nowhere.pin = Some(1000);
+    let mismatch = Engine::start(nowhere, engine_support::fake::factory(Script::default()));
+    assert!(mismatch.err().is_some_and(|e| e.to_string().contains("executor.pin is 1000")));
+}
+
+#[test]
+fn a_pinned_engine_serves() {
+    let mut config = config();
+    config.pin = Some(0);
+    let (engine, hub) = (start(config, Script::default()), Hub::start());
+    let id = submit(&engine.handle(), &hub, spec(&prompt(20, 1), 12));
+    assert_eq!(hub.end(id).ids(), expected(&prompt(20, 1), 12));
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 mod engine_support;
 mod http_support;
+#[path = "http_support/scripted.rs"]
+mod scripted;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,8 +12,8 @@ use std::time::Duration;
 use crucible::server::Ending;
 use engine_support::fake::{self, Fault, Script};
 use http_support::client::{get, post, send, send_json};
-use http_support::scripted::Scripted;
 use http_support::until;
+use scripted::Scripted;
 use serde_json::{Value, json};
 
 /// The text of fake tokens as the byte tokenizer shows it.
@@ -285,18 +287,16 @@ fn a_client_that_hangs_up_mid_stream_is_counted_once_and_its_pages_are_back() {
 
 #[test]
 fn a_client_that_does_not_read_is_cut_and_cancelled() {
-    let server = Scripted::start(Script::default(), &["server.stream_buffer_bytes=4096", "kv.pages=1024"]);
-    let bodies: Vec<_> = (0..2)
-        .map(|_| send_json(server.address, "/v1/generate/stream", &json!({"prompt": "abc", "max_tokens": 8000})))
-        .collect();
-    // The sockets of this machine swallow a few megabytes in all; 8,000 frames may fit there. What must hold either way is that
-    // nothing stays behind.
-    until("both have ended", || {
-        let stats = stats(&server);
-        stats["cancelled_requests"].as_u64().unwrap() + stats["completed_requests"].as_u64().unwrap() == 2
+    let server = Scripted::start(Script::default(), &["server.stream_buffer_bytes=4096", "limits.max_queue=128"]);
+    // The echo of 128 prompts, 12 MB, fills the socket; the tokens after it have nowhere to go.
+    let body = json!({
+        "model": "tiny", "prompt": "\u{1}".repeat(16_000), "n": 128, "max_tokens": 200, "echo": true, "stream": true,
+        "temperature": 0,
     });
+    let unread = send_json(server.address, "/v1/completions", &body);
+    until("it is cut", || stats(&server)["cancelled_requests"].as_u64().unwrap() > 100);
     until("everything is back", || settled(&server));
-    drop(bodies);
+    drop(unread);
 }
 
 #[test]
@@ -379,6 +379,8 @@ fn check_conservation(text: &str, value: &dyn Fn(&str, &str) -> f64) {
         let count = v(&format!("crucible_{name}_count"));
         assert_eq!(count, finished, "{name}: {text}");
     }
+    assert_eq!(v("crucible_decode_batch_rows_count"), v("crucible_decode_steps_total"));
+    assert_eq!(v("crucible_prefill_batch_tokens_count"), v("crucible_prefill_batches_total"));
     let gaps = v("crucible_inter_token_latency_seconds_count");
     assert_eq!(gaps, v("crucible_output_length_tokens_sum") - finished, "one gap fewer than tokens");
 }

@@ -166,7 +166,7 @@ fn defined(w: &ModelWeights, profile: Profile, prompt: &[u32]) -> Vec<Vec<f32>> 
         arith::rms_norm(x, w, g.rms_eps, &mut out);
         out
     };
-    let mut cache: Vec<(Vec<Vec<f32>>, Vec<Vec<f32>>)> = vec![Default::default(); g.layers];
+    let mut cache = vec![(Vec::<Vec<f32>>::new(), Vec::<Vec<f32>>::new()); g.layers];
     let mut logits = Vec::new();
     for (p, &token) in prompt.iter().enumerate() {
         let table = RopeTable::at(p, g.head_dim, g.rope_base);

@@ -227,7 +227,8 @@ async fn live(
     started: mpsc::Sender<Result<EngineHandle, EngineError>>,
     mut stopped: oneshot::Receiver<()>,
 ) {
-    let engine = match backend().map_err(EngineError::from).and_then(|b| start_actors(&config, b, &fatal)) {
+    let engine = backend().map_err(EngineError::from).and_then(|b| start_actors(&config, b, &fatal));
+    let engine = match engine.and_then(|engine| pin_this_thread(config.pin).map(|()| engine)) {
         Ok(engine) => engine,
         Err(error) => {
             let _ = started.send(Err(error));
@@ -241,6 +242,16 @@ async fn live(
         _ = flag.wait_for(Option::is_some) => engine.close(&fatal),
     }
     let _ = stopped.await;
+}
+
+/// Pins the engine thread, after the backend has made its own threads: they would inherit the mask.
+fn pin_this_thread(cpu: Option<usize>) -> Result<(), EngineError> {
+    match cpu {
+        Some(id) if !core_affinity::set_for_current(core_affinity::CoreId { id }) => {
+            Err(EngineError::Mismatch(format!("executor.pin is {id}: this process may not run on that CPU")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Every address that the topology needs after the start.

@@ -81,6 +81,27 @@ pub struct FinishedSample {
     pub gaps_us: Vec<f32>,
 }
 
+/// Batches counted by size: entry i counts sizes in 2^(i−1)+1..=2^i, the last everything above 2^16.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct SizeCounts([u64; 18]);
+
+impl SizeCounts {
+    /// Counts a batch of this size.
+    pub fn add(&mut self, size: u32) {
+        let class = size.max(1).checked_next_power_of_two().map_or(17, u32::trailing_zeros).min(17);
+        self.0[class as usize] += 1;
+    }
+
+    /// (upper bound, batches up to it), ascending; the last bound is infinite and counts all.
+    pub fn cumulative(&self) -> impl Iterator<Item = (f64, u64)> {
+        let bound = |class| if class == 17 { f64::INFINITY } else { f64::from(1u32 << class) };
+        self.0.iter().enumerate().scan(0, move |sum, (class, count)| {
+            *sum += count;
+            Some((bound(class), *sum))
+        })
+    }
+}
+
 /// What the steps did so far; the planner keeps it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct StepCounters {
@@ -92,6 +113,10 @@ pub struct StepCounters {
     pub last_batch_size: u32,
     /// Most decode rows in one step.
     pub decode_batch_peak: u32,
+    /// Decode steps by their rows.
+    pub decode_sizes: SizeCounts,
+    /// Steps with prefill rows by their prompt tokens.
+    pub prefill_sizes: SizeCounts,
     /// Prefill slices.
     pub prefill_chunks: u64,
     /// Prompt tokens computed.

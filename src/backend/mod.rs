@@ -5,6 +5,7 @@
 
 pub mod cpu;
 pub mod cuda;
+pub mod driver;
 pub mod step;
 pub mod validate;
 

@@ -1,4 +1,6 @@
-//! Microbenchmarks and the profiler: device and host time of steps, stage by stage.
+//! Microbenchmarks: one file a subject; the command line prints what they return.
 
+pub mod cpu;
+pub mod memory;
 pub mod profile;
 pub mod step;

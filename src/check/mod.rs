@@ -5,6 +5,7 @@ pub mod compile;
 pub mod kernels;
 pub mod models;
 pub mod play;
+pub mod score;
 pub mod suites;
 
 /// Seeded numbers for shapes and values: SplitMix64.

@@ -1,125 +1,106 @@
-//! `crucible bench`: microbenchmarks of the backends.
+//! `crucible bench`: parts of the engine alone, on this machine.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args as ClapArgs, Subcommand};
-
 use super::Outcome;
-use super::check::profile;
-use crate::backend::cuda::GraphLimits;
-use crate::bench::{profile, step};
-use crate::check::models::{Setup, Shape, Which};
-use crate::model::{MatrixFormat, Profile};
+use super::assemble::{assemble, cpu_settings, source};
+use super::bench_device;
+use crate::bench::cpu::{self, CpuBench};
+use crate::bench::memory::{self, MemoryReport};
+use crate::config::Config;
+use crate::model::load;
+use crate::model::pull::Progress;
 
-/// Measure a backend without HTTP.
-#[derive(Debug, ClapArgs)]
+/// Arguments of `bench`.
+#[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    subject: Subject,
 }
 
-#[derive(Debug, Subcommand)]
-enum What {
-    /// Decode steps and packed prefills: wall, device and host time.
-    Step(BenchArgs),
+#[derive(Debug, clap::Subcommand)]
+enum Subject {
+    /// Prefill and decode of the CPU backend, without engine or HTTP.
+    Cpu(CpuArgs),
+    /// Decode steps and packed prefills of a synthetic model: wall, device and host time.
+    Step(bench_device::BenchArgs),
     /// Stage by stage: prefill of 16x16 and 4x256, decode at 1 and 16 (GPU).
-    Profile(BenchArgs),
+    Profile(bench_device::BenchArgs),
+    /// Memory of a started engine: weights once, the KV pool, and the rest.
+    Memory(MemoryArgs),
 }
 
-#[derive(Debug, ClapArgs)]
-struct BenchArgs {
-    /// Backend.
-    #[arg(long, value_enum, default_value_t = Which::Cuda)]
-    backend: Which,
-    /// Geometry of the synthetic model.
-    #[arg(long, value_enum, default_value_t = Shape::Seed)]
-    model: Shape,
-    /// Profiles: f32, int8, q8.
-    #[arg(long, value_delimiter = ',', default_value = "q8,int8,f32", value_parser = profile)]
-    profile: Vec<Profile>,
-    /// Folder to search first for the kernel compiler.
-    #[arg(long)]
-    libraries: Option<PathBuf>,
-    /// Folder of compiled kernels.
-    #[arg(long)]
-    cache: Option<PathBuf>,
+#[derive(Debug, clap::Args)]
+struct CpuArgs {
+    /// Prompt tokens.
+    #[arg(long, default_value_t = 512)]
+    prompt: usize,
+    /// Decode steps.
+    #[arg(long, default_value_t = 64)]
+    decode: usize,
+    /// Sequences that decode together.
+    #[arg(long, default_value_t = 1)]
+    batch: usize,
+    /// Repetitions.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Configuration file (TOML): model, profile, threads, instruction set.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Overrides one key of the configuration.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    set: Vec<String>,
 }
 
-impl BenchArgs {
-    fn setup(&self) -> Setup {
-        Setup {
-            which: self.backend,
-            pages: 4096,
-            slots: 64,
-            tokens: 4096,
-            graphs: GraphLimits::default(),
-            libraries: self.libraries.clone(),
-            cache_dir: self.cache.clone(),
-        }
+#[derive(Debug, clap::Args)]
+struct MemoryArgs {
+    /// Configuration file (TOML).
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Overrides one key of the configuration.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+/// Runs the benchmark and prints what it found.
+///
+/// # Errors
+/// The model, the configuration or the backend.
+pub fn run(args: &Args) -> Outcome {
+    match &args.subject {
+        Subject::Cpu(args) => run_cpu(args),
+        Subject::Memory(args) => run_memory(args),
+        Subject::Step(args) => bench_device::run_step(args).map(|()| ExitCode::SUCCESS),
+        Subject::Profile(args) => bench_device::run_profile(args).map(|()| ExitCode::SUCCESS),
     }
 }
 
-/// Runs the benchmark.
-pub fn run(args: &Args) -> Outcome {
-    match &args.what {
-        What::Step(args) => run_step(args)?,
-        What::Profile(args) => run_profile(args)?,
+/// Starts the configured engine and reports before its first request; fails when the bound does not hold.
+fn run_memory(args: &MemoryArgs) -> Outcome {
+    let config = Config::load(args.config.as_deref(), &args.set)?;
+    let assembled = assemble(&config, Progress::Shown)?;
+    let handle = assembled.engine.handle();
+    let (weights, kv) = (handle.facts().weight_bytes, handle.facts().kv_bytes);
+    let report = MemoryReport { resident: memory::resident()?, weights, kv };
+    println!("{report}");
+    Ok(if report.holds() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn run_cpu(args: &CpuArgs) -> Outcome {
+    let config = Config::load(args.config.as_deref(), &args.set)?;
+    let model = load::load(&source(&config, Progress::Shown)?, config.model.profile)?;
+    let bench = CpuBench {
+        prompt: args.prompt.max(1),
+        decode: args.decode.max(1),
+        batch: args.batch.max(1),
+        rounds: args.rounds.max(1),
+    };
+    let (device, rounds) = cpu::run(model.weights, config.model.profile, cpu_settings(&config), bench)?;
+    println!("{device}, {}, profile {}", model.name, config.model.profile.name());
+    for round in rounds {
+        let (prefill, decode) = (round.prefill_tokens_per_second, round.decode_tokens_per_second);
+        println!("prefill of {} {prefill:.0} tok/s, decode of {} {decode:.1} tok/s", bench.prompt, bench.batch);
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn run_step(args: &BenchArgs) -> Result<(), Box<dyn std::error::Error>> {
-    let vocab = args.model.geometry().vocab;
-    for &numerics in &args.profile {
-        let mut player = step::open(args.model, numerics, MatrixFormat::Q8_0, &args.setup())?;
-        for batch in [1, 4, 16, 64] {
-            let t = step::decode(&mut player, vocab, batch)?;
-            println!(
-                "{} decode {batch}: wall {:.1} us, device {:.1} us, host {:.1} us, {:.0} tok/s",
-                numerics.name(),
-                t.wall_us,
-                t.device_us,
-                t.launch_us,
-                batch as f64 * 1e6 / t.wall_us
-            );
-        }
-        for (count, len, budget) in
-            [(1, 16, 4096), (16, 16, 4096), (1, 512, 4096), (4, 256, 4096), (8, 512, 1024), (8, 512, 4096)]
-        {
-            let (wall, device, host, steps) = step::prefill(&mut player, vocab, count, len, budget)?;
-            println!(
-                "{} prefill {count}x{len} budget {budget}: wall {wall:.0} us, device {device:.0} us, host {host:.0} us, {steps} steps",
-                numerics.name()
-            );
-        }
-    }
-    Ok(())
-}
-
-fn run_profile(args: &BenchArgs) -> Result<(), Box<dyn std::error::Error>> {
-    let vocab = args.model.geometry().vocab;
-    for &numerics in &args.profile {
-        let mut player = step::open(args.model, numerics, MatrixFormat::Q8_0, &args.setup())?;
-        for (name, batch, len, decode) in
-            [("prefill", 16, 16, false), ("prefill", 4, 256, false), ("decode", 1, 64, true), ("decode", 16, 64, true)]
-        {
-            if decode {
-                step::decode(&mut player, vocab, batch)?;
-            } else {
-                step::prefill(&mut player, vocab, batch, len, 4096)?;
-            }
-            let backend = player.subject.cuda().ok_or("the profile needs the cuda backend")?;
-            let p = profile::profile(backend)?;
-            println!(
-                "{} {name} {batch}x{len}: wall {:.1} us, replay {:.1} us",
-                numerics.name(),
-                p.wall_us,
-                p.replay_us
-            );
-            let stages: Vec<String> = p.stages.iter().map(|(s, us)| format!("{s:?} {us:.1}")).collect();
-            println!("  {}", stages.join(", "));
-        }
-    }
-    Ok(())
 }

@@ -2,9 +2,17 @@
 //!
 //! A command has an `Args` struct and a `run` that returns an `Outcome`. An error is printed as one line on standard error.
 
+pub mod assemble;
 pub mod bench;
+pub mod bench_device;
 pub mod check;
+pub mod eval;
+pub mod generate;
+pub mod inspect;
+pub mod load;
 pub mod pull;
+pub mod serve;
+pub mod tokenize;
 pub mod tui;
 
 use std::process::ExitCode;
@@ -24,12 +32,24 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measure a backend without HTTP.
+    /// Serve a model over HTTP.
+    Serve(serve::Args),
+    /// Generate one answer in this terminal, without a server.
+    Generate(generate::Args),
+    /// Measure a part of the engine alone.
     Bench(bench::Args),
     /// Run a validation suite.
     Check(check::Args),
+    /// Score a text, through prefill and through decode.
+    Eval(eval::Args),
+    /// Measure a server under load.
+    Load(Box<load::Args>),
     /// Fetch the default model into the cache.
     Pull(pull::Args),
+    /// Show what a model file holds.
+    Inspect(inspect::Args),
+    /// Turn text into token ids, or ids into text.
+    Tokenize(tokenize::Args),
     /// Chat with a running server in this terminal.
     Tui(tui::Args),
 }
@@ -39,7 +59,13 @@ pub fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Bench(args) => bench::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Eval(args) => eval::run(&args),
+        Command::Load(args) => load::run(&args),
+        Command::Serve(args) => serve::run(&args),
+        Command::Generate(args) => generate::run(&args),
         Command::Pull(args) => pull::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Tokenize(args) => tokenize::run(&args),
         Command::Tui(args) => tui::run(&args),
     };
     outcome.unwrap_or_else(|error| {

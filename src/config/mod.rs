@@ -106,7 +106,7 @@ pub enum AttentionVariant {
     Reference,
 }
 
-/// `graphs.*`: only off exists so far.
+/// `graphs.*`; without meaning on the CPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GraphsConfig {
     /// Graphs for prefill steps.
@@ -176,6 +176,8 @@ pub struct ExecutorConfig {
     pub backend: BackendChoice,
     /// CUDA device ordinal.
     pub device: usize,
+    /// Folder that is searched first for CUDA's run-time compiler.
+    pub libraries: Option<PathBuf>,
     /// CPU compute threads; absent is one per core.
     pub threads: Option<usize>,
     /// Instruction set of the CPU kernels.

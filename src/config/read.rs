@@ -88,11 +88,11 @@ fn prefill(f: &mut Fields) -> PrefillConfig {
 }
 
 fn graphs(f: &mut Fields) -> GraphsConfig {
-    let off = [("off", false)];
+    let (on, off) = (("on", true), ("off", false));
     GraphsConfig {
-        prefill: f.choice("graphs.prefill", &off),
-        decode: f.choice("graphs.decode", &off),
-        packed: f.choice("graphs.packed", &off),
+        prefill: f.choice("graphs.prefill", &[on, off]),
+        decode: f.choice("graphs.decode", &[on, off]),
+        packed: f.choice("graphs.packed", &[off, on]),
         max_entries: f.size("graphs.max_entries", 64, 1..=4_096),
     }
 }
@@ -123,6 +123,7 @@ fn executor(f: &mut Fields) -> ExecutorConfig {
             &[("auto", BackendChoice::Auto), ("cpu", BackendChoice::Cpu), ("cuda", BackendChoice::Cuda)],
         ),
         device: f.size("executor.device", 0, 0..=63),
+        libraries: f.path("executor.libraries"),
         threads: match f.size("executor.threads", 0, 0..=1_024) {
             0 => None,
             threads => Some(threads),
@@ -193,7 +194,7 @@ fn check_together(f: &mut Fields, config: &Config) {
             format!("prefill.chunk_cap is {cap}, above prefill.token_budget ({budget}); lower it or write \"off\"");
         f.reject("prefill.chunk_cap", text);
     }
-    if config.kv.memory_fraction.is_some() {
-        f.reject("kv.memory_fraction", "kv.memory_fraction needs the CUDA backend; write 0.0 and set kv.pages".into());
+    if config.executor.backend == BackendChoice::Cpu && config.kv.memory_fraction.is_some() {
+        f.reject("kv.memory_fraction", "kv.memory_fraction needs a GPU; write 0.0 and set kv.pages".into());
     }
 }

@@ -49,7 +49,7 @@ fn every_shipped_file_is_valid() {
 #[test]
 fn everything_that_is_wrong_is_reported_at_once_with_its_line() {
     let text = "[prefill]\ntoken_bugdet = 5\npacking = 3\n\n[kv]\npages = 0\n[limits]\nmax_batch = \"many\"\n[server]\nhost = \"here\"\n";
-    let found = problems(text, &["nonsense", "graphs.decode=on"]);
+    let found = problems(text, &["nonsense", "graphs.decode=fast"]);
     let expected = [
         "line 2: unknown key prefill.token_bugdet, did you mean prefill.token_budget?",
         "line 3: prefill.packing must be true or false, not an integer",
@@ -57,7 +57,7 @@ fn everything_that_is_wrong_is_reported_at_once_with_its_line() {
         "line 8: limits.max_batch must be an integer, not a string",
         "line 10: server.host must be an IP address such as 127.0.0.1, not \"here\"",
         "--set: `nonsense` has no `=`; write key=value, as in prefill.token_budget=512",
-        "--set: graphs.decode must be \"off\", not \"on\"",
+        "--set: graphs.decode must be \"on\" or \"off\", not \"fast\"",
     ];
     assert_eq!(found, expected);
 }

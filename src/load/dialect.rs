@@ -261,8 +261,10 @@ fn openai(capture: Capture, event: SseEvent<'_>, text_key: &[u8]) -> Meaning {
     }
     if has_object_after(event.data, b"\"usage\":") {
         let value = parse(event.data);
-        // Some servers put usage on every chunk; only a chunk without choices is the total.
-        if value.pointer("/choices").and_then(Value::as_array).is_none_or(Vec::is_empty) {
+        // Some servers put usage on every chunk; the total is on a chunk without choices, or on the one that ends its choice.
+        let no_choices = value.pointer("/choices").and_then(Value::as_array).is_none_or(Vec::is_empty);
+        let ends = value.pointer("/choices/0/finish_reason").is_some_and(|f| !f.is_null());
+        if no_choices || (ends && !has_nonempty_string_after(event.data, text_key)) {
             let (prompt, output) = (u32_at(&value, "/usage/prompt_tokens"), u32_at(&value, "/usage/completion_tokens"));
             return Meaning::Usage { prompt, output };
         }
@@ -380,6 +382,10 @@ mod tests {
         assert_eq!(total, Meaning::Usage { prompt: Some(8), output: Some(64) });
         let running = read(r#"{"choices":[{"text":"a"}],"usage":{"prompt_tokens":8,"completion_tokens":1}}"#);
         assert_eq!(running, token(None, ""));
+        let last = read(
+            r#"{"choices":[{"text":"","finish_reason":"length"}],"usage":{"prompt_tokens":8,"completion_tokens":9}}"#,
+        );
+        assert_eq!(last, Meaning::Usage { prompt: Some(8), output: Some(9) });
     }
 
     #[test]

@@ -4,14 +4,24 @@
 //! It knows nothing of the engine: everything goes through HTTP, so that peers are measured by the same client.
 
 pub mod arrivals;
+pub mod burst;
 pub mod client;
+pub mod compare;
 pub mod dialect;
+pub mod drive;
+pub mod figures;
 pub mod http1;
+pub mod open;
+pub mod oracle;
 pub mod prompts;
+pub mod render;
+pub mod report;
 pub mod rng;
 pub mod selftest;
+pub mod slo;
 pub mod sse;
 pub mod stats;
 pub mod stub;
 pub mod target;
+pub mod watch;
 pub mod workload;

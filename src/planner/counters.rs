@@ -27,6 +27,7 @@ pub(super) fn count(counters: &mut StepCounters, rows: &[RowInFlight], timing: &
     if decode > 0 {
         counters.decode_steps += 1;
         counters.decode_rows += u64::from(decode);
+        counters.decode_sizes.add(decode);
         counters.last_batch_size = decode;
         counters.decode_batch_peak = counters.decode_batch_peak.max(decode);
     }
@@ -36,6 +37,7 @@ pub(super) fn count(counters: &mut StepCounters, rows: &[RowInFlight], timing: &
     let finals = slices.iter().filter(|r| r.last_slice).count() as u64;
     let requests = slices.len() as u32;
     counters.prefill_batches += 1;
+    counters.prefill_sizes.add(tokens);
     counters.prefill_chunks += u64::from(requests);
     counters.prefill_requests += u64::from(requests);
     counters.prefill_tokens += u64::from(tokens);

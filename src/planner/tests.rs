@@ -233,4 +233,8 @@ fn counters_tell_batches_slices_and_final_rows_apart() {
     assert_eq!((c.last_prefill_batch_tokens, c.last_prefill_batch_requests, c.last_prefill_chunk_tokens), (26, 1, 26));
     assert_eq!((c.prefill_final_rows, c.prefill_d2h_bytes, c.d2h_bytes, c.h2d_bytes), (3, 12, 36, 300));
     assert_eq!((c.decode_steps, c.decode_rows, c.last_batch_size, c.decode_batch_peak), (2, 3, 1, 2));
+    let up_to =
+        |sizes: crate::admission::account::SizeCounts, bound| sizes.cumulative().find(|s| s.0 == bound).map(|s| s.1);
+    assert_eq!((up_to(c.decode_sizes, 1.0), up_to(c.decode_sizes, 2.0)), (Some(1), Some(2)));
+    assert_eq!((up_to(c.prefill_sizes, 32.0), up_to(c.prefill_sizes, 64.0)), (Some(1), Some(2)));
 }

@@ -10,6 +10,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, 
 
 use super::names::{self, Kind, Metric};
 use crate::actors::topology::{EngineHandle, Published};
+use crate::admission::account::SizeCounts;
 use crate::admission::{Account, Dialect, FinishedSample, Outcome};
 use crate::protocol::errors::Code;
 
@@ -160,8 +161,22 @@ fn describe(recorder: &PrometheusRecorder) {
             Kind::Gauge => recorder.describe_gauge(name, unit, help),
             Kind::Counter => recorder.describe_counter(name, unit, help),
             Kind::Histogram(_) => recorder.describe_histogram(name, unit, help),
+            Kind::Sizes => {}
         }
     }
+}
+
+/// Appends a histogram of the engine's own; `sum` is the sum of all sizes.
+fn write_sizes(text: &mut String, metric: Metric, sizes: &SizeCounts, sum: u64) {
+    let Metric { name, help, .. } = metric;
+    text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} histogram\n"));
+    let mut count = 0;
+    for (bound, batches) in sizes.cumulative() {
+        let bound = if bound.is_finite() { bound.to_string() } else { "+Inf".to_owned() };
+        text.push_str(&format!("{name}_bucket{{le=\"{bound}\"}} {batches}\n"));
+        count = batches;
+    }
+    text.push_str(&format!("{name}_sum {sum}\n{name}_count {count}\n\n"));
 }
 
 impl Default for Metrics {
@@ -217,13 +232,22 @@ impl Metrics {
         for (counter, count) in self.series.refused.iter().zip(&self.refusals) {
             counter.absolute(count.load(Ordering::Relaxed));
         }
-        self.absorb(&engine.take_published());
-        self.handle.render()
+        let published = engine.take_published();
+        self.absorb(&published);
+        self.text(&published.snapshot.account)
     }
 
     /// The time the server has run.
     pub fn uptime_seconds(&self) -> f64 {
         self.started.elapsed().as_secs_f64()
+    }
+
+    fn text(&self, account: &Account) -> String {
+        let mut text = self.handle.render();
+        let steps = &account.steps;
+        write_sizes(&mut text, names::DECODE_BATCH, &steps.decode_sizes, steps.decode_rows);
+        write_sizes(&mut text, names::PREFILL_BATCH, &steps.prefill_sizes, steps.prefill_tokens);
+        text
     }
 
     fn absorb(&self, published: &Published) {
@@ -278,7 +302,7 @@ mod tests {
         let metrics = Metrics::new();
         let snapshot = Arc::new(Snapshot::default());
         metrics.absorb(&Published { snapshot, samples: vec![sample()], samples_dropped: 0 });
-        let text = metrics.handle.render();
+        let text = metrics.text(&Account::default());
         for metric in names::ALL {
             assert!(text.contains(&format!("# HELP {} {}", metric.name, metric.help)), "{}", metric.name);
         }

@@ -12,6 +12,8 @@ pub enum Kind {
     Counter,
     /// Observations, counted by upper bound.
     Histogram(&'static [f64]),
+    /// A histogram that the engine keeps itself, in powers of two.
+    Sizes,
 }
 
 /// One metric.
@@ -217,6 +219,23 @@ pub const OUTPUT_LENGTH: Metric = histogram(
     Some("vllm:request_generation_tokens"),
 );
 
+/// Decode rows of a step.
+pub const DECODE_BATCH: Metric = Metric {
+    name: "crucible_decode_batch_rows",
+    kind: Kind::Sizes,
+    unit: Unit::Count,
+    help: "Decode rows of a step, of steps with at least one.",
+    vllm: None,
+};
+/// Prompt tokens of a step.
+pub const PREFILL_BATCH: Metric = Metric {
+    name: "crucible_prefill_batch_tokens",
+    kind: Kind::Sizes,
+    unit: Unit::Count,
+    help: "Prompt tokens of a step, of steps with at least one.",
+    vllm: Some("vllm:iteration_tokens_total"),
+};
+
 /// Every metric.
 pub const ALL: &[Metric] = &[
     RUNNING,
@@ -244,6 +263,8 @@ pub const ALL: &[Metric] = &[
     E2E,
     PROMPT_LENGTH,
     OUTPUT_LENGTH,
+    DECODE_BATCH,
+    PREFILL_BATCH,
 ];
 
 #[cfg(test)]
@@ -261,5 +282,20 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), ALL.len());
+    }
+
+    #[test]
+    fn the_operations_page_lists_every_metric_and_every_error_code() {
+        let page = include_str!("../../docs/operations.md");
+        for metric in ALL {
+            let vllm = metric.vllm.map(|name| format!("`{name}`")).unwrap_or_default();
+            let row = page.lines().find(|line| line.starts_with(&format!("| `{}` |", metric.name)));
+            let row = row.unwrap_or_else(|| panic!("{} is missing", metric.name));
+            assert!(row.contains(metric.help) && row.contains(&vllm), "{row}");
+        }
+        for code in crate::protocol::errors::Code::ALL {
+            let row = format!("| `{}` | {} |", code.name(), code.status().as_u16());
+            assert!(page.contains(&row), "{row}");
+        }
     }
 }

@@ -1,18 +1,17 @@
-//! What the tests of the HTTP side share: a raw client, and servers of two kinds: the real binary, and the real server over a
+//! What the tests of the HTTP side share: a raw client, the real binary, and (in scripted.rs) the real server over a
 //! scripted backend.
 #![allow(dead_code)] // no test file needs everything
 
 pub mod binary;
 pub mod client;
-pub mod scripted;
 
 use std::time::{Duration, Instant};
 
-/// Waits until `done`, at most ten seconds.
+/// Waits until `done`, at most thirty seconds.
 pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < Duration::from_secs(10), "{what} did not happen within ten seconds");
+        assert!(start.elapsed() < Duration::from_secs(30), "{what} did not happen within thirty seconds");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

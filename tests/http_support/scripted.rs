@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use actix_web::web;
-use crucible::actors::topology::{Engine, EngineHandle};
+use crucible::actors::topology::Engine;
 use crucible::config::Config;
 use crucible::model::chat_template::{CHATML, ChatTemplate};
 use crucible::model::tokenizer::Tokenizer;
@@ -16,7 +16,6 @@ use crate::engine_support::fake;
 /// A server whose drop drains it.
 pub struct Scripted {
     pub address: SocketAddr,
-    pub engine: EngineHandle,
     service: Arc<Service>,
     thread: Option<JoinHandle<Ending>>,
 }
@@ -37,13 +36,12 @@ impl Scripted {
                 let service = Service::new(config, engine.handle(), Tokenizer::bytes(fake::VOCAB), template);
                 let service = web::Data::new(service);
                 let shared = service.clone().into_inner();
-                let handle = engine.handle();
-                let tell = move |address| ready.send((address, shared, handle)).expect("a test that waits");
+                let tell = move |address| ready.send((address, shared)).expect("a test that waits");
                 serve(service, tell).await.expect("a server")
             })
         });
-        let (address, service, engine) = started.recv().expect("a started server");
-        Self { address, engine, service, thread: Some(thread) }
+        let (address, service) = started.recv().expect("a started server");
+        Self { address, service, thread: Some(thread) }
     }
 
     /// Asks the server to drain, as a signal does, without waiting.

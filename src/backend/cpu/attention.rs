@@ -132,8 +132,8 @@ unsafe fn attend_body<S: Simd>(b: &AttentionBlock<'_>, scratch: &mut AttentionSc
             unsafe { fold::<S>(&mut totals[query], sums[query], output(query), o) }
         }
     }
-    for query in 0..b.tokens * b.group {
-        let inverse = S::splat(1.0 / totals[query][1]);
+    for (query, total) in totals.iter().enumerate().take(b.tokens * b.group) {
+        let inverse = S::splat(1.0 / total[1]);
         let o = output(query);
         for d in (0..b.head_dim).step_by(16) {
             // SAFETY: this query's outputs.

@@ -147,6 +147,10 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
     fn isplat(x: i32) -> Self::I {
         unsafe { [_mm256_set1_epi32(x); 2] }
     }

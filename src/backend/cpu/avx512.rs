@@ -115,6 +115,10 @@ impl Simd for Avx512 {
         unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v))) }
     }
     #[inline(always)]
+    fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
     fn isplat(x: i32) -> __m512i {
         unsafe { _mm512_set1_epi32(x) }
     }

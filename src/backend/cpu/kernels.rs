@@ -2,6 +2,7 @@
 
 use super::level::Level;
 use super::linear::{Acts, TOKENS, linear_tile};
+use super::memory::Arena;
 use super::pack::{Packed, TILE};
 use super::rows::{QuantisedRow, exp_slice, norm_row, quantise_row, swiglu_rows};
 use super::select;
@@ -59,7 +60,7 @@ impl Kernels {
     /// # Errors
     /// The matrix cannot be packed.
     pub fn linear(self, matrix: &Matrix, profile: Profile, x: &[f32], rows: usize) -> Result<Vec<f32>, String> {
-        let packed = Packed::new(matrix, profile)?;
+        let packed = packed(matrix, profile)?;
         assert_eq!(x.len(), rows * matrix.cols, "x is [rows][cols]");
         let blocks = Quantised::new(self.0, if packed.kind().is_block() { x } else { &[] });
         let acts = Acts {
@@ -86,7 +87,7 @@ impl Kernels {
     /// The matrix cannot be packed.
     pub fn embedding_row(self, matrix: &Matrix, profile: Profile, r: usize) -> Result<Vec<f32>, String> {
         let mut out = vec![f32::NAN; matrix.cols];
-        Packed::new(matrix, profile)?.unpack_row(r, &mut out);
+        packed(matrix, profile)?.unpack_row(r, &mut out);
         Ok(out)
     }
 
@@ -101,6 +102,11 @@ impl Kernels {
         let (_, max) = select::highest(logits)?;
         Some(select::logprobs(self.0, logits, max, chosen, top, &mut Default::default()))
     }
+}
+
+fn packed(matrix: &Matrix, profile: Profile) -> Result<Packed, String> {
+    let arena = Packed::size(matrix, profile).and_then(Arena::new);
+    Packed::new(matrix, profile, &mut arena.ok_or("no memory")?)
 }
 
 struct Quantised {

@@ -11,6 +11,9 @@ use crate::arith::linear::{GROUPS, SEGMENT, group_len};
 /// Most token rows that one pass over a tile takes; longer runs are cut into 8, 4, 2 and 1.
 pub const TOKENS: usize = 8;
 
+/// Bytes between the weights at work and those asked for.
+const AHEAD: usize = 8 << 10;
+
 /// Rows of activations, as the consumers of one matrix input read them. Pointers to the first row; absent forms are null.
 #[derive(Clone, Copy)]
 pub struct Acts {
@@ -30,7 +33,7 @@ pub struct Acts {
 
 impl Acts {
     /// The rows from `row` on.
-    pub fn from_row(self, row: usize) -> Self {
+    pub fn starting_at(self, row: usize) -> Self {
         let (cols, blocks) = (self.cols, self.cols / 32);
         Self {
             cols,
@@ -149,7 +152,7 @@ macro_rules! by_tokens {
     ($rows:ident, $acts:ident, $out:ident, $stride:ident, |$a:ident, $o:ident| $eight:expr, $four:expr, $two:expr, $one:expr) => {{
         let mut t = 0;
         while t < $rows {
-            let ($a, $o) = ($acts.from_row(t), $out.add(t * $stride));
+            let ($a, $o) = ($acts.starting_at(t), $out.add(t * $stride));
             t += match $rows - t {
                 8.. => ($eight, 8).1,
                 4.. => ($four, 4).1,
@@ -194,6 +197,12 @@ unsafe fn blocks_times<S: Simd, W: BlockWeights, const N: usize>(
         for b in (g * per_group).min(blocks)..((g + 1) * per_group).min(blocks) {
             // SAFETY: block b of the tile and of N rows lies inside the caller's grant.
             unsafe {
+                if N == 1 {
+                    // Decode reads every weight once: the next tiles are on their way while this block is computed.
+                    for line in (0..quant_bytes + scale_bytes).step_by(64) {
+                        S::prefetch(tile.wrapping_add(b * (quant_bytes + scale_bytes) + line + AHEAD));
+                    }
+                }
                 let w = W::load::<S>(tile.add(b * quant_bytes));
                 let dw = S::load_f16(scales.add(b * scale_bytes));
                 let mw = if W::MINIMUM { S::load_f16(scales.add(b * scale_bytes + 32)) } else { dw };

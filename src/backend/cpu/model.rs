@@ -1,5 +1,6 @@
 //! A model in the layout of this backend: every matrix packed in tiles, held once.
 
+use super::memory::Arena;
 use super::pack::Packed;
 use crate::model::{Geometry, Matrix, ModelWeights, Profile};
 
@@ -39,11 +40,18 @@ impl Model {
         if layers.len() != geometry.layers {
             return Err(format!("the geometry has {} layers, the weights have {}", geometry.layers, layers.len()));
         }
-        let pack = |name: &str, matrix: Matrix, rows: usize, cols: usize| {
+        let mut total = Some(0usize);
+        let matrices = layers.iter().flat_map(|l| [&l.wq, &l.wk, &l.wv, &l.wo, &l.w_gate, &l.w_up, &l.w_down]);
+        for matrix in matrices.chain([&embedding]).chain(&head) {
+            total = total.and_then(|sum| sum.checked_add(Packed::size(matrix, profile)?));
+        }
+        let total = total.ok_or("the weights are too large")?;
+        let mut arena = Arena::new(total).ok_or_else(|| format!("no memory for {total} bytes of weights"))?;
+        let mut pack = |name: &str, matrix: Matrix, rows: usize, cols: usize| {
             if (matrix.rows, matrix.cols) != (rows, cols) {
                 return Err(format!("{name} is {}×{}, it must be {rows}×{cols}", matrix.rows, matrix.cols));
             }
-            Packed::new(&matrix, profile).map_err(|e| format!("{name}: {e}"))
+            Packed::new(&matrix, profile, &mut arena).map_err(|e| format!("{name}: {e}"))
         };
         let norm = |name: &str, w: Vec<f32>| match w.len() {
             n if n == hidden => Ok(w),

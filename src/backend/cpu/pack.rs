@@ -10,7 +10,7 @@
 //!
 //! Rows past the end are zero. The bytes are those of the file, moved; int8 and dequantised rows are made here, at load.
 
-use super::memory::AlignedBytes;
+use super::memory::{Arena, Region};
 use crate::arith::quant::{dequantise_row, quantise_int8_row};
 use crate::model::{Matrix, MatrixFormat, Profile};
 
@@ -85,15 +85,21 @@ pub struct Packed {
     kind: Kind,
     rows: usize,
     cols: usize,
-    data: AlignedBytes,
+    data: Region,
 }
 
 impl Packed {
+    /// Bytes that `new` will take from its arena; `None` when they cannot be counted.
+    pub fn size(matrix: &Matrix, profile: Profile) -> Option<usize> {
+        let kind = Kind::of(matrix.format, profile);
+        matrix.rows.div_ceil(TILE).checked_mul(kind.tile_bytes(matrix.cols))
+    }
+
     /// Packs a matrix for a profile.
     ///
     /// # Errors
     /// In words: no memory, or a row length that the format cannot have.
-    pub fn new(matrix: &Matrix, profile: Profile) -> Result<Self, String> {
+    pub fn new(matrix: &Matrix, profile: Profile, arena: &mut Arena) -> Result<Self, String> {
         let kind = Kind::of(matrix.format, profile);
         let (rows, cols) = (matrix.rows, matrix.cols);
         let (weights, bytes) = matrix.format.block();
@@ -104,8 +110,8 @@ impl Packed {
                 matrix.bytes.len()
             ));
         }
-        let size = rows.div_ceil(TILE).checked_mul(kind.tile_bytes(cols)).ok_or("a matrix is too large")?;
-        let data = AlignedBytes::zeroed(size).ok_or_else(|| format!("no memory for {size} bytes of weights"))?;
+        let size = Self::size(matrix, profile).ok_or("a matrix is too large")?;
+        let data = arena.take(size).ok_or_else(|| format!("no room for {size} bytes of weights"))?;
         let mut packed = Self { kind, rows, cols, data };
         for r in 0..rows {
             packed.put_row(matrix, r);

@@ -93,10 +93,16 @@ unsafe fn quantise_body<S: Simd>(x: &[f32], out: QuantisedRow<'_>) {
         if amax >= ACT_AMAX_MIN {
             (d, inverse) = (amax / 127.0, 127.0 / amax);
         }
-        let q = v.map(|v| S::max(low, S::min(high, S::round(S::mul(v, S::splat(inverse))))));
-        for (half, q) in q.into_iter().enumerate() {
-            // SAFETY: half a block of i8.
-            unsafe { S::store_i8(out.q[b * 32 + half * 16..].as_mut_ptr(), q) }
+        let inverse = S::splat(inverse);
+        let q = [
+            S::max(low, S::min(high, S::round(S::mul(v[0], inverse)))),
+            S::max(low, S::min(high, S::round(S::mul(v[1], inverse)))),
+        ];
+        let bytes = out.q[b * 32..][..32].as_mut_ptr();
+        // SAFETY: the two halves of a block of i8.
+        unsafe {
+            S::store_i8(bytes, q[0]);
+            S::store_i8(bytes.add(16), q[1]);
         }
         let sum = S::tree16(S::add(q[0], q[1])); // integers below 2^24: exact in any order
         out.d[b] = d;

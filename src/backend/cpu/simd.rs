@@ -50,6 +50,8 @@ pub trait Simd: Copy + 'static {
     /// Writes 16 integral values in −127..=127 as i8. # Safety: 16 writable bytes at `p`.
     unsafe fn store_i8(p: *mut i8, v: Self::F);
 
+    /// Asks for the cache line at `p`, which need not exist.
+    fn prefetch(p: *const u8);
     fn isplat(x: i32) -> Self::I;
     /// Reads 64 bytes. # Safety: 64 readable bytes at `p`.
     unsafe fn iload(p: *const u8) -> Self::I;
@@ -186,6 +188,8 @@ impl Simd for Scalar {
         // SAFETY: the caller grants 16 writable bytes.
         unsafe { p.cast::<[i8; 16]>().write_unaligned(v.map(|x| x as i8)) }
     }
+    #[inline(always)]
+    fn prefetch(_p: *const u8) {}
     #[inline(always)]
     fn isplat(x: i32) -> Self::I {
         [x; 16]

@@ -370,3 +370,6 @@ fn kind_name(kind: u32) -> String {
     ];
     NAMES.iter().find(|(id, _)| *id == kind).map_or_else(|| format!("number {kind}"), |(_, name)| (*name).to_owned())
 }
+
+#[cfg(test)]
+mod tests;

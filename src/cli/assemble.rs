@@ -1,0 +1,134 @@
+//! From a configuration to a loaded model and a running engine; the commands that compute share it.
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use crate::actors::topology::Engine;
+use crate::backend::cpu::{CpuBackend, CpuConfig, Isa};
+use crate::backend::cuda::{self, CudaBackend, CudaConfig, GraphLimits, PoolSize};
+use crate::backend::{Backend, BackendFactory};
+use crate::config::{BackendChoice, Config, IsaChoice, ModelPath};
+use crate::model::load::{self, LoadedModel, ModelSource};
+use crate::model::pull::{self, Progress};
+use crate::model::tokenizer::Tokenizer;
+use crate::model::{ModelWeights, chat_template::ChatTemplate};
+
+/// A running engine and what turns text into its tokens and back.
+pub struct Assembled {
+    /// The engine.
+    pub engine: Engine,
+    /// The model's tokenizer.
+    pub tokenizer: Tokenizer,
+    /// The model's chat template.
+    pub template: ChatTemplate,
+}
+
+/// Where the configured model lies; the default one is fetched when the cache has none.
+///
+/// # Errors
+/// It cannot be fetched.
+pub fn source(config: &Config, progress: Progress) -> Result<ModelSource, Box<dyn Error>> {
+    Ok(match &config.model.source {
+        ModelPath::File(path) => ModelSource::Gguf(path.clone()),
+        ModelPath::Synthetic => ModelSource::Synthetic {
+            geometry: config.model.geometry.clone(),
+            block: config.model.block,
+            seed: config.model.seed,
+        },
+        ModelPath::Default => ModelSource::Gguf(default_model(config, progress)?),
+    })
+}
+
+fn default_model(config: &Config, progress: Progress) -> Result<PathBuf, Box<dyn Error>> {
+    let cache = config.cache_dir.clone().or_else(pull::default_cache_dir);
+    let cache = cache.ok_or("there is no home folder for the model cache: set cache.dir")?;
+    Ok(pull::default_model(&cache, progress)?)
+}
+
+/// Loads the configured model and starts an engine over it.
+///
+/// # Errors
+/// The model cannot be fetched or loaded, or the backend refuses.
+pub fn assemble(config: &Config, progress: Progress) -> Result<Assembled, Box<dyn Error>> {
+    let source = source(config, progress)?;
+    let LoadedModel { weights, tokenizer, chat_template, name } = load::load(&source, config.model.profile)?;
+    let context = weights.geometry.context;
+    tracing::info!(
+        name,
+        layers = weights.geometry.layers,
+        context,
+        profile = config.model.profile.name(),
+        "model loaded"
+    );
+    let engine = Engine::start(config.engine(context), backend(config, weights))?;
+    let handle = engine.handle();
+    let facts = handle.facts();
+    tracing::info!(
+        device = facts.device,
+        weight_mb = facts.weight_bytes / 1_000_000,
+        kv_mb = facts.kv_bytes / 1_000_000,
+        "engine started"
+    );
+    Ok(Assembled { engine, tokenizer, template: chat_template })
+}
+
+/// The configured backend over these weights.
+pub fn backend(config: &Config, weights: ModelWeights) -> BackendFactory {
+    let libraries = config.executor.libraries.as_deref();
+    match config.executor.backend {
+        BackendChoice::Cpu => cpu(config, weights),
+        BackendChoice::Cuda => cuda(config, weights),
+        BackendChoice::Auto => match cuda::probe(libraries) {
+            Ok(report) => {
+                tracing::info!(gpu = report.name, "a GPU was found");
+                cuda(config, weights)
+            }
+            Err(reason) => {
+                tracing::info!(reason, "no GPU: serving on the CPU");
+                cpu(config, weights)
+            }
+        },
+    }
+}
+
+/// The CPU backend's settings.
+pub fn cpu_settings(config: &Config) -> CpuConfig {
+    CpuConfig {
+        threads: config.executor.threads.unwrap_or(0),
+        isa: match config.executor.isa {
+            IsaChoice::Auto => Isa::Auto,
+            IsaChoice::Scalar => Isa::Scalar,
+            IsaChoice::Avx2 => Isa::Avx2,
+            IsaChoice::Avx512 => Isa::Avx512,
+        },
+        pages: config.kv.pages,
+        page_tokens: config.kv.page_tokens,
+        slots: config.limits.max_batch,
+        max_step_tokens: config.max_step_tokens(),
+    }
+}
+
+fn cpu(config: &Config, weights: ModelWeights) -> BackendFactory {
+    let settings = cpu_settings(config);
+    let profile = config.model.profile;
+    Box::new(move || Ok(Box::new(CpuBackend::new(weights, profile, settings)?) as Box<dyn Backend>))
+}
+
+fn cuda(config: &Config, weights: ModelWeights) -> BackendFactory {
+    let graphs = &config.graphs;
+    let settings = CudaConfig {
+        device: config.executor.device,
+        pool: config.kv.memory_fraction.map_or(PoolSize::Pages(config.kv.pages), PoolSize::MemoryFraction),
+        slots: config.limits.max_batch,
+        max_step_tokens: config.max_step_tokens(),
+        graphs: GraphLimits {
+            decode: if graphs.decode { config.limits.max_batch } else { 0 },
+            singleton: if graphs.prefill { graphs.max_entries } else { 0 },
+            packed: if graphs.packed { graphs.max_entries } else { 0 },
+        },
+        cache_dir: config.cache_dir.clone().or_else(pull::default_cache_dir).map(|dir| dir.join("kernels")),
+        libraries: config.executor.libraries.clone(),
+    };
+    let profile = config.model.profile;
+    Box::new(move || Ok(Box::new(CudaBackend::new(weights, profile, &settings)?) as Box<dyn Backend>))
+}

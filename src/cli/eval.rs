@@ -1,0 +1,73 @@
+//! `crucible eval`: cross-entropy and perplexity of a text, through prefill and through decode, equal to the last bit.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use super::Outcome;
+use super::assemble::{backend, source};
+use crate::backend::driver::Driver;
+use crate::check::score::{PREFILL_SLICE, Score, Scorer};
+use crate::config::{Config, LogLevel};
+use crate::model::load::{self, LoadedModel};
+use crate::model::pull::Progress;
+use crate::model::tokenizer::SpecialTokens;
+use crate::telemetry::log;
+
+/// Arguments of `eval`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A file with the text to score.
+    text: PathBuf,
+    /// Tokens per window; windows do not see each other.
+    #[arg(long, default_value_t = 512)]
+    window: usize,
+    /// Stops after this many tokens.
+    #[arg(long, default_value_t = 4096)]
+    tokens: usize,
+    /// Configuration file (TOML).
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Overrides one key of the configuration.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+}
+
+/// Scores the text both ways and fails when one bit differs.
+///
+/// # Errors
+/// The text cannot be read, has fewer than two tokens, or the model cannot be loaded.
+pub fn run(args: &Args) -> Outcome {
+    let mut config = Config::load(args.config.as_deref(), &args.overrides)?;
+    config.telemetry.log_level = LogLevel::Warn;
+    log::init(&config.telemetry);
+    let text = std::fs::read(&args.text).map_err(|e| format!("cannot read {}: {e}", args.text.display()))?;
+    let LoadedModel { weights, tokenizer, name, .. } =
+        load::load(&source(&config, Progress::Shown)?, config.model.profile)?;
+    let mut tokens = tokenizer.encode_prompt(&String::from_utf8_lossy(&text), SpecialTokens::AsText)?;
+    tokens.truncate(args.tokens);
+    let room = (config.kv.pages * config.kv.page_tokens).min(weights.geometry.context);
+    let window = args.window.min(room);
+    if window < 2 || tokens.len() < 2 {
+        return Err("a window of at least two tokens is needed to score one".into());
+    }
+    let mut scorer = Scorer::new(Driver::new(backend(&config, weights)()?));
+    let mut pass = |slice: usize| {
+        let (begun, mut score) = (Instant::now(), Score::default());
+        for window in tokens.chunks(window) {
+            scorer.window(window, slice, &mut score)?;
+        }
+        Ok::<_, Box<dyn std::error::Error>>((score, begun.elapsed().as_secs_f64()))
+    };
+    let (prefill, prefill_seconds) = pass(PREFILL_SLICE.min(config.max_step_tokens()))?;
+    let (decode, decode_seconds) = pass(1)?;
+    let differing = prefill.differing_bits(&decode);
+    println!("model      {name}, profile {}", config.model.profile.name());
+    println!("tokens     {} in windows of {window}, {} scored", tokens.len(), prefill.log_probabilities.len());
+    for (path, score, seconds) in [("prefill", &prefill, prefill_seconds), ("decode", &decode, decode_seconds)] {
+        let (ce, ppl) = (score.cross_entropy(), score.perplexity());
+        println!("{path:10} cross-entropy {ce:.6} nats, perplexity {ppl:.4} ({seconds:.1} s)");
+    }
+    println!("{differing} of {} log-probabilities differ in a bit", prefill.log_probabilities.len());
+    Ok(if differing == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,180 @@
+//! Drives a measurement: a fleet against a target, burst after burst, with every output compared when there is an oracle.
+
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+
+use super::burst::{self, Burst, Rounds};
+use super::client::{Fleet, Job, Outcome, Wire};
+use super::dialect::Capture;
+use super::figures::{Round, round_of_burst, summarise};
+use super::oracle::{Oracle, OracleError, Verification};
+use super::render::Renderer;
+use super::report::{Check, WorkloadReport};
+use super::slo::{Objective, goodput_per_s};
+use super::watch::counter;
+use super::workload::Workload;
+
+/// The workload whose arrivals must share one prefill batch, and how many they are.
+const SHARED_BATCH: (&str, u64) = ("shared-packed-batch", 5);
+
+/// What every kind of run needs.
+#[derive(Clone, Debug)]
+pub struct Setup<'a> {
+    /// Writes the requests and knows the target.
+    pub renderer: &'a Renderer,
+    /// Worker threads of the client.
+    pub threads: usize,
+    /// A request that takes longer has failed.
+    pub timeout: Duration,
+    /// Bounds that rounds must keep.
+    pub objectives: &'a [Objective],
+    /// Answers to compare with.
+    pub oracle: Option<&'a Oracle>,
+}
+
+impl Setup<'_> {
+    /// Starts the client.
+    pub fn fleet(&self) -> Fleet {
+        let capture = if self.oracle.is_some() { Capture::Outputs } else { Capture::Counts };
+        Fleet::start(self.renderer.target().address, self.threads, capture, self.timeout)
+    }
+}
+
+/// What a measurement gave.
+#[derive(Clone, Debug, Default)]
+pub struct Measured {
+    /// Every workload.
+    pub workloads: Vec<WorkloadReport>,
+    /// The comparison, with an oracle.
+    pub verification: Option<Verification>,
+    /// Objectives and whatever else the workloads promise.
+    pub checks: Vec<Check>,
+}
+
+impl Measured {
+    /// Takes the rounds of one workload: summary, goodput and objectives.
+    pub fn push(&mut self, workload: Workload, rounds: Vec<Round>, objectives: &[Objective]) {
+        let goodput = if objectives.is_empty() {
+            Vec::new()
+        } else {
+            rounds.iter().map(|r| goodput_per_s(r, objectives)).collect()
+        };
+        for objective in objectives {
+            let figures: Vec<String> =
+                rounds.iter().map(|r| super::report::table::figure(objective.figure(r))).collect();
+            let passed = rounds.iter().all(|r| objective.met_by(r));
+            self.checks.push(Check::new(
+                format!("{}: {}", workload.name, objective.text),
+                passed,
+                format!("rounds {} ms", figures.join(", ")),
+            ));
+        }
+        let summary = summarise(&rounds);
+        self.workloads.push(WorkloadReport { workload, rounds, summary, goodput_per_s: goodput });
+    }
+}
+
+/// Runs workloads in a closed loop: warm-ups, trials, the order reversed on every other round.
+pub fn closed_loop(setup: &Setup<'_>, workloads: &[Workload], rounds: Rounds, progress: &ProgressBar) -> Measured {
+    let fleet = setup.fleet();
+    let mut trials: Vec<Vec<Round>> = workloads.iter().map(|_| Vec::new()).collect();
+    let mut measured = Measured { verification: setup.oracle.map(|_| Verification::default()), ..Measured::default() };
+    let mut shared = Vec::new();
+    progress.set_length((workloads.len() * rounds.total()) as u64);
+    burst::run(&fleet, setup.renderer, workloads, rounds, |index, burst| {
+        let workload = &workloads[index];
+        let what = if burst.round < rounds.warmups { "warm-up" } else { "trial" };
+        progress.set_message(format!("{what} {} {}", burst.round, workload.name));
+        progress.inc(1);
+        if let (Some(oracle), Some(verification)) = (setup.oracle, &mut measured.verification) {
+            verify(verification, oracle, workload, &burst);
+        }
+        if burst.round >= rounds.warmups {
+            if workload.name == SHARED_BATCH.0 {
+                let stats = setup.renderer.target().json("/stats");
+                shared.push(stats.as_ref().and_then(|s| counter(s, "last_prefill_batch_requests")));
+            }
+            trials[index].push(round_of_burst(&burst));
+        }
+    });
+    if !shared.is_empty() {
+        let passed = shared.iter().all(|&n| n == Some(SHARED_BATCH.1));
+        let detail = format!("requests of the last prefill batch, per round: {shared:?}");
+        measured.checks.push(Check::new("requests of every dialect share one prefill batch", passed, detail));
+    }
+    for (workload, rounds) in workloads.iter().zip(trials) {
+        measured.push(workload.clone(), rounds, setup.objectives);
+    }
+    measured
+}
+
+fn verify(verification: &mut Verification, oracle: &Oracle, workload: &Workload, burst: &Burst) {
+    for record in burst.records.iter().chain(&burst.stream) {
+        verification.add(oracle, &workload.name, record);
+    }
+}
+
+/// The requests of a closed-loop run, each once, for an oracle.
+pub fn wires_of(renderer: &Renderer, workloads: &[Workload], rounds: Rounds) -> Vec<Wire> {
+    let mut variants: Vec<u64> = (0..rounds.total()).map(|r| rounds.variant(r)).collect();
+    variants.dedup();
+    let mut wires = Vec::new();
+    for workload in workloads {
+        for &variant in &variants {
+            wires.extend(burst::wires(renderer, workload, variant));
+        }
+    }
+    wires
+}
+
+/// Sends every request alone and keeps its answer.
+///
+/// # Errors
+/// A request does not complete.
+pub fn record_oracle(setup: &Setup<'_>, wires: Vec<Wire>, progress: &ProgressBar) -> Result<Oracle, OracleError> {
+    let renderer = setup.renderer;
+    let mut oracle = Oracle::new(renderer.model(), renderer.seeding().seed);
+    let fleet = Fleet::start(renderer.target().address, 1, Capture::Outputs, setup.timeout);
+    progress.set_length(wires.len() as u64);
+    for (id, wire) in wires.into_iter().enumerate() {
+        progress.inc(1);
+        if oracle.entries.contains_key(&*wire.key) {
+            continue;
+        }
+        fleet.submit(Job::now(id, wire));
+        let record = fleet.next().ok_or_else(|| OracleError::Incomplete("the client's thread ended".into()))?;
+        oracle.record(&record)?;
+    }
+    Ok(oracle)
+}
+
+/// Completed requests a second with `concurrency` requests always in flight: the capacity that open-loop rates are set against.
+/// The first quarter of the time is not counted.
+pub fn capacity_per_s(setup: &Setup<'_>, concurrency: usize, seconds: f64, wire: impl Fn(u64) -> Wire) -> f64 {
+    let fleet = setup.fleet();
+    let start = Instant::now();
+    let (settle, end) = (Duration::from_secs_f64(seconds / 4.0), Duration::from_secs_f64(seconds));
+    let mut next = 0;
+    let mut submit = || {
+        fleet.submit(Job::now(0, wire(next)));
+        next += 1;
+    };
+    (0..concurrency).for_each(|_| submit());
+    let (mut live, mut completed) = (concurrency, 0u64);
+    while live > 0 {
+        let Some(record) = fleet.next() else { break };
+        let counts = record.outcome == Outcome::Completed;
+        let at = record.ended.saturating_duration_since(start);
+        completed += u64::from(counts && at >= settle && at < end);
+        if at >= end {
+            live -= 1;
+            continue;
+        }
+        if !counts {
+            std::thread::sleep(Duration::from_millis(5)); // refused: a closed loop backs off
+        }
+        submit();
+    }
+    completed as f64 / (seconds * 0.75)
+}

@@ -1,0 +1,259 @@
+//! The load generator as a real process against the stub as a real process: exit codes, files and what they say.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+
+struct StubProcess {
+    child: Child,
+    url: String,
+}
+
+impl Drop for StubProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn crucible(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_crucible"));
+    command.arg("load").args(args).stdin(Stdio::null());
+    command
+}
+
+fn stub(args: &[&str]) -> StubProcess {
+    use std::io::{BufRead, BufReader};
+    let all = [&["stub", "--listen", "127.0.0.1:0"], args].concat();
+    let mut child = crucible(&all).stdout(Stdio::piped()).spawn().expect("the stub starts");
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("its output")).read_line(&mut line).expect("its first line");
+    let url = line.trim().rsplit(' ').next().expect("its address").to_owned();
+    StubProcess { child, url }
+}
+
+fn folder(name: &str) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("load-{name}"));
+    std::fs::create_dir_all(&path).expect("a folder");
+    path
+}
+
+fn run(args: &[&str]) -> Output {
+    crucible(args).output().expect("the generator runs")
+}
+
+fn said(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).expect("the file")).expect("JSON")
+}
+
+#[test]
+fn every_standard_workload_runs_in_a_closed_loop_and_the_report_keeps_every_round() {
+    let stub = stub(&["--gap-us", "1000"]);
+    let folder = folder("all");
+    let (out, html) = (folder.join("report.json"), folder.join("report.html"));
+    let output = run(&[
+        "run",
+        "--workload",
+        "all",
+        "--target",
+        &stub.url,
+        "--warmups",
+        "1",
+        "--trials",
+        "2",
+        "--out",
+        out.to_str().expect("a path"),
+        "--html",
+        html.to_str().expect("a path"),
+    ]);
+    let report = json(&out);
+    assert_eq!(report["format"], "crucible-load-report/1");
+    let workloads = report["workloads"].as_array().expect("workloads");
+    assert_eq!(workloads.len(), 32);
+    for w in workloads {
+        let rounds = w["rounds"].as_array().expect("rounds");
+        let (name, shots) = (&w["workload"]["name"], w["workload"]["shots"].as_array().expect("shots").len());
+        assert_eq!(rounds.len(), 2, "{name}");
+        for round in rounds {
+            assert_eq!(round["requests"].as_array().map(Vec::len), Some(shots), "{name}");
+            assert_eq!(round["counts"]["failed"], 0, "{name}: {round}");
+        }
+    }
+    // The stub packs nothing, so the one promise that it cannot keep must be the one that fails.
+    let failed: Vec<&Value> =
+        report["checks"].as_array().expect("checks").iter().filter(|c| c["passed"] == false).collect();
+    assert_eq!(failed.len(), 1, "{}", said(&output));
+    assert_eq!(failed[0]["name"], "requests of every dialect share one prefill batch");
+    assert!(!output.status.success());
+    let page = std::fs::read_to_string(&html).expect("the page");
+    assert!(page.contains("<svg") && page.contains("stall-941") && !page.contains("NaN"));
+    assert!(!page.contains("http-equiv") && !page.contains("<script") && !page.contains("src="));
+}
+
+#[test]
+fn gaps_are_those_that_the_stub_makes() {
+    let stub = stub(&["--gap-us", "10000"]);
+    let out = folder("gaps").join("report.json");
+    let path = out.to_str().expect("a path");
+    let output = run(&["run", "--workload", "isolated-8", "--target", &stub.url, "--out", path]);
+    assert!(output.status.success(), "{}", said(&output));
+    let gap = json(&out)["workloads"][0]["summary"]["gap_p50_ms"]["median"].as_f64().expect("a gap");
+    // Timers of the stub have millisecond steps and may be late on a busy machine, never early.
+    assert!((9.9..30.0).contains(&gap), "{gap}");
+}
+
+#[test]
+fn one_changed_bit_in_the_oracle_is_found_and_the_exit_code_says_so() {
+    let stub = stub(&[]);
+    let folder = folder("oracle");
+    let oracle = folder.join("oracle.json");
+    let path = oracle.to_str().expect("a path");
+    let common = ["--workload", "short-4,stall-33", "--target", &stub.url, "--warmups", "1", "--trials", "2"];
+    let recorded = run(&[&["record-oracle", "--out", path], &common[..]].concat());
+    assert!(recorded.status.success(), "{}", said(&recorded));
+    let verified = run(&[&["run", "--verify", path], &common[..]].concat());
+    assert!(verified.status.success(), "{}", said(&verified));
+
+    let mut changed = json(&oracle);
+    let entries = changed["entries"].as_object_mut().expect("entries");
+    let ids = entries.values_mut().next_back().expect("an entry")["token_ids"].as_array_mut().expect("ids");
+    ids[3] = Value::from(ids[3].as_u64().expect("an id") ^ 1);
+    std::fs::write(&oracle, changed.to_string()).expect("written");
+    let refuted = run(&[&["run", "--verify", path], &common[..]].concat());
+    assert_eq!(refuted.status.code(), Some(1), "{}", said(&refuted));
+    assert!(said(&refuted).contains("FAIL every output equals the oracle"), "{}", said(&refuted));
+
+    let other_seed = run(&[&["run", "--verify", path, "--seed", "2"], &common[..]].concat());
+    assert_eq!(other_seed.status.code(), Some(1), "requests that the oracle does not know must not pass");
+}
+
+#[test]
+fn a_missed_objective_fails_and_a_met_one_does_not() {
+    let stub = stub(&["--gap-us", "5000"]);
+    let common = ["run", "--workload", "isolated-8", "--target", &stub.url, "--warmups", "0", "--trials", "1"];
+    let met = run(&[&common[..], &["--slo", "ttft_p95_ms=5000", "--slo", "gap_p50_ms=2000"]].concat());
+    assert!(met.status.success(), "{}", said(&met));
+    let missed = run(&[&common[..], &["--slo", "gap_p50_ms=1"]].concat());
+    assert_eq!(missed.status.code(), Some(1), "{}", said(&missed));
+}
+
+#[test]
+fn an_open_loop_in_every_dialect_counts_refusals_apart_from_failures() {
+    let busy = stub(&["--refuse-every", "5", "--gap-us", "1000"]);
+    let out = folder("overload").join("report.json");
+    let path = out.to_str().expect("a path");
+    let common = ["--rate", "150", "--duration-s", "2", "--output-tokens", "8"];
+    let output = run(&[&["overload", "--target", &busy.url, "--out", path], &common[..]].concat());
+    assert!(output.status.success(), "{}", said(&output));
+    let report = json(&out);
+    let counts = &report["workloads"][0]["summary"]["counts"];
+    assert!(counts["refused"].as_u64() > Some(20) && counts["failed"] == 0, "{counts}");
+    assert!(counts["cancelled"].as_u64() > Some(0), "{counts}");
+    assert_eq!(report["workloads"].as_array().map(Vec::len), Some(5));
+    drop(busy);
+
+    let broken = stub(&["--break-every", "5"]);
+    let output = run(&[&["sustained", "--target", &broken.url], &common[..]].concat());
+    assert_eq!(output.status.code(), Some(1), "broken streams are failures: {}", said(&output));
+}
+
+#[test]
+fn a_trace_is_replayed_at_its_own_times_and_lengths() {
+    let stub = stub(&[]);
+    let out = folder("trace").join("report.json");
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/config/workloads/trace-example.jsonl");
+    let output = run(&[
+        "sustained",
+        "--target",
+        &stub.url,
+        "--trace",
+        trace,
+        "--cancel-every",
+        "0",
+        "--dialects",
+        "native",
+        "--out",
+        out.to_str().expect("a path"),
+    ]);
+    assert!(output.status.success(), "{}", said(&output));
+    let report = json(&out);
+    let requests = report["workloads"][0]["rounds"][0]["requests"].as_array().expect("requests").clone();
+    let seen: Vec<(f64, u64)> = requests
+        .iter()
+        .map(|r| (r["due_s"].as_f64().expect("a time"), r["output_tokens"].as_u64().expect("a count")))
+        .collect();
+    let expected = [(0.0, 48), (0.35, 24), (0.4, 96), (1.2, 64), (1.2, 64), (2.7, 32)];
+    assert!(seen.iter().zip(expected).all(|(s, e)| (s.0 - e.0).abs() < 1e-6 && s.1 == e.1), "{seen:?}");
+}
+
+#[test]
+fn two_servers_are_started_in_alternating_order_and_compared_pair_by_pair() {
+    let folder = folder("ab");
+    let exe = env!("CARGO_BIN_EXE_crucible");
+    let variant = |name: &str, gap_us: &str| {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port").port();
+        let path = folder.join(format!("{name}.toml"));
+        let text = format!(
+            "command = ['{exe}', 'load', 'stub', '--listen', '127.0.0.1:{port}', '--gap-us', '{gap_us}']\n\
+             url = 'http://127.0.0.1:{port}'\n"
+        );
+        std::fs::write(&path, text).expect("written");
+        path.to_str().expect("a path").to_owned()
+    };
+    let (slow, fast) = (variant("slow", "20000"), variant("fast", "5000"));
+    let out = folder.join("comparison.json");
+    let html = folder.join("comparison.html");
+    let logs = folder.join("logs");
+    let output = run(&[
+        "run",
+        "--workload",
+        "isolated-8",
+        "--ab",
+        &slow,
+        &fast,
+        "--pairs",
+        "2",
+        "--warmups",
+        "0",
+        "--trials",
+        "1",
+        "--logs",
+        logs.to_str().expect("a path"),
+        "--out",
+        out.to_str().expect("a path"),
+        "--html",
+        html.to_str().expect("a path"),
+    ]);
+    assert!(output.status.success(), "{}", said(&output));
+    let comparison = json(&out);
+    let order: Vec<&str> =
+        comparison["runs"].as_array().expect("runs").iter().filter_map(|r| r["variant"].as_str()).collect();
+    assert_eq!(order, ["slow", "fast", "fast", "slow"]);
+    let hash = comparison["variants"][0]["sha256"].as_str().expect("a hash");
+    assert_eq!(hash.len(), 64);
+    let changes = comparison["changes"].as_array().expect("changes");
+    let tokens = changes.iter().find(|c| c["figure"] == "output_tok_per_s").expect("the figure");
+    assert_eq!(tokens["rounds"].as_array().map(Vec::len), Some(2));
+    assert!(tokens["percent"]["min"].as_f64() > Some(50.0), "{tokens}");
+    assert!(std::fs::read_to_string(html).expect("the page").contains("<svg"));
+}
+
+#[test]
+fn wrong_arguments_end_with_one_line_that_says_what_to_do() {
+    for args in [
+        &["run", "--workload", "isolated-0"][..],
+        &["run", "--workload", "mixed-8", "--target", "https://example.org"],
+        &["run", "--workload", "mixed-8", "--target", "http://127.0.0.1:9"],
+        &["run", "--workload", "mixed-8", "--slo", "fast=1"],
+        &["sustained", "--target", "http://127.0.0.1:9", "--rate", "0"],
+    ] {
+        let output = run(args);
+        assert!(!output.status.success(), "{args:?}");
+        assert!(!said(&output).contains("panicked"), "{args:?}: {}", said(&output));
+    }
+}
