@@ -11,6 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use crucible::admission::RequestId;
+use crucible::backend::cpu::{CpuBackend, CpuConfig, Isa};
+use crucible::backend::{
+    Backend, HostLogits, Input, Row, Rule, SamplingRow, SlotBinding, Start, Step, StepLimits, StepValidator, Want,
+};
 use crucible::model::pull::sha256;
 use crucible::model::{LoadedModel, ModelSource, Profile, SpecialTokens, load};
 use serde::Deserialize;
@@ -105,4 +110,114 @@ fn ids_are_those_of_the_reference_tokenizer() {
     for (name, text) in &texts.logits {
         assert_eq!(encode(text, SpecialTokens::AsText), ids.logits[name], "{name}");
     }
+}
+
+/// Logits `[positions][vocab]` of every text, by name, on the CPU backend in this profile.
+fn engine_logits(profile: Profile, ids: &Ids) -> BTreeMap<String, Vec<Vec<f32>>> {
+    let longest = ids.logits.values().map(Vec::len).max().expect("there are texts");
+    let pages = longest.div_ceil(16);
+    let config = CpuConfig { threads: 0, isa: Isa::Auto, pages, page_tokens: 16, slots: 1, max_step_tokens: longest };
+    let mut backend = CpuBackend::new(model(profile).weights, profile, config).expect("the backend starts");
+    let facts = backend.facts().clone();
+    let mut validator = StepValidator::new(StepLimits {
+        pages,
+        page_tokens: 16,
+        slots: 1,
+        max_step_tokens: longest,
+        context: facts.context,
+        vocab: facts.vocab,
+    });
+    let mut logits = BTreeMap::new();
+    for (id, (name, tokens)) in (1..).zip(&ids.logits) {
+        let request = RequestId(id);
+        let row = Row {
+            request,
+            slot: 0,
+            start: Start::Host(0),
+            len: tokens.len() as u32,
+            input: Input::Tokens,
+            want: Want::All,
+            sampling: SamplingRow { rule: Rule::Greedy, seed: 0, token_index: 0, choice: 0 },
+            logprobs: None,
+            host_logits: HostLogits::Yes,
+        };
+        let binding = SlotBinding { slot: 0, request, pages: (0..tokens.len().div_ceil(16) as u32).collect() };
+        let step = Step { id, bindings: vec![binding], rows: vec![row], tokens: tokens.clone() };
+        backend.submit(validator.check(step).expect("the step is valid")).expect("the backend takes it");
+        let mut output = loop {
+            match backend.poll().expect("the step succeeds") {
+                Some(output) => break output,
+                None => std::thread::sleep(std::time::Duration::from_millis(1)),
+            }
+        };
+        logits.insert(name.clone(), output.rows.swap_remove(0).logits);
+    }
+    logits
+}
+
+/// The reference's logits of one text, `[positions][vocab]`.
+fn reference_logits(dir: &Path, name: &str, positions: usize) -> Vec<Vec<f32>> {
+    let bytes = fs::read(dir.join(format!("{name}.f32"))).expect("the reference wrote its logits");
+    let row = bytes.len() / positions;
+    let floats = |row: &[u8]| row.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect();
+    bytes.chunks_exact(row).map(floats).collect()
+}
+
+fn argmax(row: &[f32]) -> usize {
+    (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best })
+}
+
+/// ln of the softmax, in f64.
+fn log_softmax(row: &[f32]) -> Vec<f64> {
+    let max = f64::from(row[argmax(row)]);
+    let sum: f64 = row.iter().map(|&x| (f64::from(x) - max).exp()).sum();
+    row.iter().map(|&x| f64::from(x) - max - sum.ln()).collect()
+}
+
+/// Kullback-Leibler divergence of the engine's distribution from the reference's, in nats.
+fn divergence(reference: &[f32], engine: &[f32]) -> f64 {
+    let (p, q) = (log_softmax(reference), log_softmax(engine));
+    p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum()
+}
+
+/// How far the engine is from the reference over every position of every text.
+#[derive(Debug, Default)]
+struct Distance {
+    positions: usize,
+    abs_max: f32,
+    same_top: usize,
+    divergence_sum: f64,
+}
+
+fn distance(profile: Profile, dir: &Path, ids: &Ids) -> Distance {
+    let mut total = Distance::default();
+    for (name, engine) in engine_logits(profile, ids) {
+        let reference = reference_logits(dir, &name, ids.logits[&name].len());
+        assert_eq!((engine.len(), engine[0].len()), (reference.len(), reference[0].len()), "{name}");
+        for (ours, theirs) in engine.iter().zip(&reference) {
+            let differences = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs());
+            total.abs_max = differences.fold(total.abs_max, f32::max);
+            total.same_top += usize::from(argmax(ours) == argmax(theirs));
+            total.divergence_sum += divergence(theirs, ours);
+            total.positions += 1;
+        }
+    }
+    eprintln!("{profile:?} against the reference: {total:?}");
+    assert!(total.positions >= 256, "{total:?}");
+    total
+}
+
+#[test]
+fn profile_f32_has_the_logits_of_an_independent_implementation() {
+    let Some((dir, ids)) = reference_or_skip("profile_f32_has_the_logits") else { return };
+    let d = distance(Profile::F32, dir, &ids);
+    assert!(d.abs_max <= 2e-3, "{d:?}");
+    assert!(d.same_top * 100 >= d.positions * 99, "{d:?}");
+}
+
+#[test]
+fn profile_q8_is_close_to_the_unquantised_arithmetic() {
+    let Some((dir, ids)) = reference_or_skip("profile_q8_is_close") else { return };
+    let d = distance(Profile::Q8, dir, &ids);
+    assert!(d.divergence_sum / (d.positions as f64) < 0.01, "{d:?}");
 }
