@@ -5,8 +5,11 @@
 
 pub mod cpu;
 pub mod cuda;
+#[forbid(unsafe_code)]
 pub mod driver;
+#[forbid(unsafe_code)]
 pub mod step;
+#[forbid(unsafe_code)]
 pub mod validate;
 
 use std::sync::Arc;

@@ -14,12 +14,17 @@ pub mod kernels;
 mod level;
 mod linear;
 mod memory;
+#[forbid(unsafe_code)]
 mod model;
+#[forbid(unsafe_code)]
 mod pack;
+#[forbid(unsafe_code)]
 mod pass;
 mod rows;
+#[forbid(unsafe_code)]
 mod select;
 mod simd;
+#[forbid(unsafe_code)]
 mod team;
 mod threads;
 

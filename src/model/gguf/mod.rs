@@ -6,9 +6,13 @@
 //!
 //! `llama` maps a read file to `ModelWeights`; `write` makes small files for tests and fuzzing.
 
+#[forbid(unsafe_code)]
 mod cursor;
+#[forbid(unsafe_code)]
 pub mod llama;
+#[forbid(unsafe_code)]
 mod metadata;
+#[forbid(unsafe_code)]
 pub mod write;
 
 use std::collections::HashMap;
