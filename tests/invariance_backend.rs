@@ -66,15 +66,7 @@ impl Runner {
     fn with(weights: ModelWeights, profile: Profile, isa: Isa, threads: usize) -> Self {
         let config = CpuConfig { threads, isa, pages: PAGES, page_tokens: 16, slots: SLOTS, max_step_tokens: ROWS };
         let backend = CpuBackend::new(weights, profile, config).unwrap();
-        let f = backend.facts();
-        let validator = StepValidator::new(StepLimits {
-            pages: f.pages,
-            page_tokens: f.page_tokens,
-            slots: f.slots,
-            max_step_tokens: f.max_step_tokens,
-            context: f.context,
-            vocab: f.vocab,
-        });
+        let validator = StepValidator::new(backend.facts().step_limits());
         Self { backend, validator, next_step: 1, next_request: 1, free: (0..PAGES as u32).collect() }
     }
 

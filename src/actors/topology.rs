@@ -21,7 +21,7 @@ use super::sampler::SamplerActor;
 use super::session::messages::{SessionEnd, SessionFailure, TokenBatch, TokenEntry};
 use super::{executor, planner};
 use crate::admission::{Admission, FinishedSample, Limits, QueuePermit, QueuePermits, RequestId, RequestIds, Snapshot};
-use crate::backend::{Backend, BackendError, BackendFactory, Facts, StepLimits, StepValidator};
+use crate::backend::{Backend, BackendError, BackendFactory, Facts, StepValidator};
 use crate::pages::{PageHome, Pool};
 use crate::planner::{Planner, PlannerConfig};
 use crate::sampler::Sampler;
@@ -298,17 +298,6 @@ fn planner_config(config: &EngineConfig, facts: &Facts) -> PlannerConfig {
     }
 }
 
-fn step_limits(facts: &Facts) -> StepLimits {
-    StepLimits {
-        pages: facts.pages,
-        page_tokens: facts.page_tokens,
-        slots: facts.slots,
-        max_step_tokens: facts.max_step_tokens,
-        context: facts.context,
-        vocab: facts.vocab,
-    }
-}
-
 fn make_handle(
     config: &EngineConfig,
     facts: &Facts,
@@ -364,7 +353,7 @@ fn start_actors(config: &EngineConfig, backend: Box<dyn Backend>, fatal: &FatalF
     let outbox = VecDeque::new();
     sampler_ctx.run(SamplerActor { core: Sampler::default(), planner: planner.clone(), admission, outbox });
 
-    let validator = StepValidator::new(step_limits(&facts));
+    let validator = StepValidator::new(facts.step_limits());
     let (step_timeout, flight, fatal) = (config.step_timeout, Flight::default(), fatal.clone());
     executor_ctx.run(ExecutorActor { backend, validator, sampler, fatal, clock, step_timeout, trace, flight });
     Ok(Running { handle, planner, executor })

@@ -1,7 +1,9 @@
 //! Quantised numbers: activation blocks (profile q8), int8 weight rows (profile int8) and the GGUF weight blocks as stored.
 
-use half::{bf16, f16};
+use half::f16;
 
+/// Dequantises row `r` of a matrix into `out` (`[cols]`).
+pub use crate::model::dequant::row as dequantise_row;
 use crate::model::{Matrix, MatrixFormat};
 
 /// Activations of one quantisation block.
@@ -79,36 +81,6 @@ pub fn weight_block(format: MatrixFormat, bytes: &[u8]) -> Option<WeightBlock> {
 /// The blocks of row `r` of a block-format matrix; empty for other formats.
 pub fn weight_blocks(matrix: &Matrix, r: usize) -> Vec<WeightBlock> {
     matrix.row(r).chunks_exact(matrix.format.block().1).filter_map(|b| weight_block(matrix.format, b)).collect()
-}
-
-/// Dequantises row `r` into `out` (`[cols]`). Q8_0 and Q4_0: f32(q)·d; Q4_1: (f32(q)·d)+m, rounded twice; others exactly.
-pub fn dequantise_row(matrix: &Matrix, r: usize, out: &mut [f32]) {
-    let bytes = matrix.row(r);
-    match matrix.format {
-        MatrixFormat::F32 => {
-            for (v, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                *v = f32::from_le_bytes(*b);
-            }
-        }
-        MatrixFormat::F16 => {
-            for (v, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *v = f16::from_le_bytes(*b).to_f32();
-            }
-        }
-        MatrixFormat::Bf16 => {
-            for (v, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *v = bf16::from_le_bytes(*b).to_f32();
-            }
-        }
-        MatrixFormat::Q8_0 | MatrixFormat::Q4_0 | MatrixFormat::Q4_1 => {
-            for (run, block) in out.chunks_exact_mut(32).zip(weight_blocks(matrix, r)) {
-                for (v, q) in run.iter_mut().zip(block.q) {
-                    let product = f32::from(q) * block.d;
-                    *v = block.m.map_or(product, |m| product + m);
-                }
-            }
-        }
-    }
 }
 
 /// One output row of profile int8.

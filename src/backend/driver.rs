@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{Backend, BackendError, PlanError, Row, SlotBinding, Step, StepLimits, StepOutput, StepValidator};
+use super::{Backend, BackendError, PlanError, Row, SlotBinding, Step, StepOutput, StepValidator};
 
 /// Pause between two questions whether the step is done.
 const PAUSE: Duration = Duration::from_micros(50);
@@ -29,15 +29,7 @@ pub struct Driver {
 impl Driver {
     /// Takes a fresh backend.
     pub fn new(backend: Box<dyn Backend>) -> Self {
-        let facts = backend.facts();
-        let validator = StepValidator::new(StepLimits {
-            pages: facts.pages,
-            page_tokens: facts.page_tokens,
-            slots: facts.slots,
-            max_step_tokens: facts.max_step_tokens,
-            context: facts.context,
-            vocab: facts.vocab,
-        });
+        let validator = StepValidator::new(backend.facts().step_limits());
         Self { backend, validator, last_step: 0 }
     }
 

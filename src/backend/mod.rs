@@ -46,6 +46,20 @@ pub struct Facts {
     pub kv_bytes: u64,
 }
 
+impl Facts {
+    /// The bounds that every step for this backend is checked against.
+    pub fn step_limits(&self) -> StepLimits {
+        StepLimits {
+            pages: self.pages,
+            page_tokens: self.page_tokens,
+            slots: self.slots,
+            max_step_tokens: self.max_step_tokens,
+            context: self.context,
+            vocab: self.vocab,
+        }
+    }
+}
+
 /// How the executor learns that a step has finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completion {

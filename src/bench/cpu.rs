@@ -1,15 +1,13 @@
 //! The CPU backend alone, without engine or HTTP: tokens per second of one prefill and of decode.
 //!
-//! Every figure is a whole step as the executor sees it, submit to poll. Rounds are reported apart, so that a busy machine shows.
+//! Every figure is a whole step as the executor sees it, its check included, submit to poll. Rounds are reported apart, so that a busy machine shows.
 
 use std::time::Instant;
 
 use crate::admission::RequestId;
 use crate::backend::cpu::{CpuBackend, CpuConfig};
-use crate::backend::{
-    Backend, BackendError, HostLogits, Input, PlanError, Row, Rule, SamplingRow, SlotBinding, Start, Step, StepLimits,
-    StepValidator, Want,
-};
+use crate::backend::driver::{Driver, DriverError};
+use crate::backend::{Backend, HostLogits, Input, Row, Rule, SamplingRow, SlotBinding, Start, Want};
 use crate::model::{ModelWeights, Profile};
 
 /// What to measure.
@@ -34,17 +32,6 @@ pub struct CpuRound {
     pub decode_tokens_per_second: f64,
 }
 
-/// Why a measurement failed.
-#[derive(Debug, thiserror::Error)]
-pub enum CpuBenchError {
-    /// The backend refused or died.
-    #[error(transparent)]
-    Backend(#[from] BackendError),
-    /// The lengths do not fit the model.
-    #[error("the benchmark does not fit the model: {0}")]
-    Plan(#[from] PlanError),
-}
-
 /// Runs the benchmark; `config` gives threads and instruction set, sizes are chosen to fit.
 ///
 /// # Errors
@@ -54,7 +41,7 @@ pub fn run(
     profile: Profile,
     config: CpuConfig,
     bench: CpuBench,
-) -> Result<(String, Vec<CpuRound>), CpuBenchError> {
+) -> Result<(String, Vec<CpuRound>), DriverError> {
     let pages = (bench.prompt + bench.decode).div_ceil(config.page_tokens);
     let config = CpuConfig {
         pages: pages * bench.batch,
@@ -62,26 +49,13 @@ pub fn run(
         max_step_tokens: bench.prompt.max(bench.batch),
         ..config
     };
-    let mut backend = CpuBackend::new(weights, profile, config)?;
+    let backend = CpuBackend::new(weights, profile, config)?;
     let facts = backend.facts().clone();
-    let mut validator = StepValidator::new(StepLimits {
-        pages: facts.pages,
-        page_tokens: facts.page_tokens,
-        slots: facts.slots,
-        max_step_tokens: facts.max_step_tokens,
-        context: facts.context,
-        vocab: facts.vocab,
-    });
-    let mut id = 0;
+    let mut driver = Driver::new(Box::new(backend));
     let mut step = |bindings, rows, tokens| {
-        id += 1;
-        let step = validator.check(Step { id, bindings, rows, tokens })?;
         let begun = Instant::now();
-        backend.submit(step)?;
-        while backend.poll()?.is_none() {
-            std::thread::sleep(std::time::Duration::from_micros(50));
-        }
-        Ok::<f64, CpuBenchError>(begun.elapsed().as_secs_f64())
+        driver.run(bindings, rows, tokens)?;
+        Ok::<f64, DriverError>(begun.elapsed().as_secs_f64())
     };
     let mut rounds = Vec::new();
     for round in 0..bench.rounds {
