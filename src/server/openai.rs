@@ -173,7 +173,8 @@ async fn answer_completions(
         let ids = text::prompt(service, prompt, "prompt").await?;
         work.prompt_tokens += ids.len();
         work.specs.extend(specs(service, &common, &ids, seed, base));
-        if echo {
+        // A prompt over the context is refused at the launch: its text is not copied for every answer before that.
+        if echo && ids.len() <= service.engine.limits().context {
             let text = service.tokenizer.decode(&ids, SpecialText::Show);
             before.extend(std::iter::repeat_n(text, common.n));
         }

@@ -52,8 +52,11 @@ pub async fn chat(service: &Service, turns: Vec<Turn>, end: GenerationPrompt) ->
     off_the_worker(length, encode).await
 }
 
-/// Runs `work` here when its input is short.
-async fn off_the_worker<T: Send + 'static>(
+/// Runs `work` here when its input is `length` bytes and that is short, else on a thread of its own.
+///
+/// # Errors
+/// The work's, or the server is shutting down.
+pub async fn off_the_worker<T: Send + 'static>(
     length: usize,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {

@@ -10,6 +10,9 @@ use crate::protocol::body::Body;
 use crate::protocol::errors::{ApiError, Code};
 use crate::protocol::openai::chat;
 
+/// Text of a token, roughly: decides only where ids are turned into text.
+const BYTES_PER_TOKEN: usize = 4;
+
 /// POST /tokenize: `{text, special_tokens = true}` or `{messages, add_generation_prompt = true}` → `{tokens, count}`.
 pub async fn tokenize(request: HttpRequest, payload: web::Payload, service: web::Data<Service>) -> HttpResponse {
     let answered = async {
@@ -28,12 +31,17 @@ async fn tokens(service: &Service, mut body: Body) -> Result<Vec<u32>, ApiError>
                 false => SpecialTokens::AsText,
             };
             body.finish()?;
+            let tokenizer = service.tokenizer.clone();
+            let length = text.len();
             // Text that spells special tokens is a prompt; text that does not is only text.
-            let ids = match special {
-                SpecialTokens::Parse => service.tokenizer.encode_prompt(&text, special),
-                SpecialTokens::AsText => service.tokenizer.encode(&text, special),
+            let encode = move || {
+                let ids = match special {
+                    SpecialTokens::Parse => tokenizer.encode_prompt(&text, special),
+                    SpecialTokens::AsText => tokenizer.encode(&text, special),
+                };
+                ids.map_err(|e| ApiError::about(Code::InvalidValue, "text", e.to_string()))
             };
-            ids.map_err(|e| ApiError::about(Code::InvalidValue, "text", e.to_string()))
+            text::off_the_worker(length, encode).await
         }
         (None, Some(messages)) => {
             let end = match body.boolean("add_generation_prompt")?.unwrap_or(true) {
@@ -54,12 +62,12 @@ async fn tokens(service: &Service, mut body: Body) -> Result<Vec<u32>, ApiError>
 pub async fn detokenize(request: HttpRequest, payload: web::Payload, service: web::Data<Service>) -> HttpResponse {
     let answered = async {
         let body = intake::body(&service, &request, payload).await?;
-        Ok(HttpResponse::Ok().json(text_of(&service, Body::parse(&body)?)?))
+        Ok(HttpResponse::Ok().json(text_of(&service, Body::parse(&body)?).await?))
     };
     answered.await.unwrap_or_else(|e: ApiError| intake::refuse(&service, &request, &e))
 }
 
-fn text_of(service: &Service, mut body: Body) -> Result<Value, ApiError> {
+async fn text_of(service: &Service, mut body: Body) -> Result<Value, ApiError> {
     let tokens = body.token_ids("tokens")?;
     let tokens = body.require("tokens", tokens)?;
     let special = match body.boolean("special_tokens")?.unwrap_or(true) {
@@ -72,5 +80,8 @@ fn text_of(service: &Service, mut body: Body) -> Result<Value, ApiError> {
         let text = format!("token id {id} is outside the vocabulary of {vocab}");
         return Err(ApiError::about(Code::InvalidValue, "tokens", text));
     }
-    Ok(json!({"text": service.tokenizer.decode(&tokens, special)}))
+    let tokenizer = service.tokenizer.clone();
+    let bytes = tokens.len() * BYTES_PER_TOKEN;
+    let text = text::off_the_worker(bytes, move || Ok(tokenizer.decode(&tokens, special))).await?;
+    Ok(json!({"text": text}))
 }
