@@ -90,3 +90,19 @@ impl Stats {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_operations_page_explains_every_field() {
+        let page = include_str!("../../docs/operations.md");
+        let stats = Stats::new(&Snapshot::default(), &QueuePermits::new(1), 0.0);
+        let fields = serde_json::to_value(stats).expect("plain numbers");
+        for field in fields.as_object().expect("an object").keys() {
+            let explained = page.lines().any(|line| line.starts_with("| `") && line.contains(&format!("`{field}`")));
+            assert!(explained, "{field}");
+        }
+    }
+}
