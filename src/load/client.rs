@@ -19,7 +19,7 @@ use tokio::sync::mpsc as tokio_mpsc;
 
 use super::dialect::{Capture, Dialect, Meaning, interpret};
 use super::http1::{HttpError, ResponseDecoder};
-use super::sse::SseParser;
+use crate::protocol::events::{SseEvent, SseParser};
 
 /// Bytes of a worker's read buffer.
 const READ_BUFFER_BYTES: usize = 256 * 1024;
@@ -485,7 +485,7 @@ impl Answer {
 }
 
 impl Reading {
-    fn event(&mut self, event: super::sse::SseEvent<'_>) {
+    fn event(&mut self, event: SseEvent<'_>) {
         match interpret(self.dialect, self.capture, event) {
             Meaning::Token { id, text } => self.token(id, &text),
             Meaning::Usage { prompt, output } => {

@@ -19,7 +19,6 @@ pub mod report;
 pub mod rng;
 pub mod selftest;
 pub mod slo;
-pub mod sse;
 pub mod stats;
 pub mod stub;
 pub mod target;

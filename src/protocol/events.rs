@@ -1,7 +1,7 @@
-//! An incremental parser of server-sent events (WHATWG HTML, section 9.2.6). Pure: bytes in, events out.
+//! An incremental parser of server-sent events (WHATWG HTML, section 9.2.6), for every client in this crate. Pure: bytes in, events out.
 //!
 //! Events come out the same wherever the bytes are cut. The buffers are reused, so a stream in steady state allocates nothing.
-//! `id` and `retry` fields are skipped: a load generator never reconnects.
+//! `id` and `retry` fields are skipped: these clients never reconnect. What an unfinished event holds is the caller's to bound, by `held`.
 
 /// One dispatched event; it borrows the parser's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +55,11 @@ impl SseParser {
             }
             bytes = &bytes[end + 1..];
         }
+    }
+
+    /// Bytes of an event that is not complete: what a stream without line ends makes grow.
+    pub fn held(&self) -> usize {
+        self.partial.len() + self.name.len() + self.data.len()
     }
 
     fn line(&mut self, mut line: &[u8], sink: &mut impl FnMut(SseEvent<'_>)) {
@@ -137,6 +142,17 @@ mod tests {
         }
         let single: Vec<&[u8]> = STREAM.chunks(1).collect();
         assert_eq!(parse(&single), expected());
+    }
+
+    #[test]
+    fn what_an_unfinished_event_holds_is_told() {
+        let mut parser = SseParser::new();
+        parser.feed(b"event: ab\ndata: 0123\n", &mut |_| panic!("it is not complete"));
+        assert_eq!(parser.held(), 6);
+        parser.feed(b"data", &mut |_| panic!("it is not complete"));
+        assert_eq!(parser.held(), 10);
+        parser.feed(b": 4\n\n", &mut |_| {});
+        assert_eq!(parser.held(), 0);
     }
 
     #[test]

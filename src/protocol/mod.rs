@@ -3,6 +3,7 @@
 pub mod body;
 pub mod choice;
 pub mod errors;
+pub mod events;
 pub mod native;
 pub mod openai;
 pub mod sampling;

@@ -9,14 +9,16 @@ use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use super::sse::{SseEvent, SseParser};
 use super::state::{Ask, Prompt, StreamNews};
 use super::wire::{
     DoneData, ErrorData, GenerateBody, Health, Message, PromptBody, Stats, TokenData, TokenizeBody, Tokenized,
 };
+use crate::protocol::events::{SseEvent, SseParser};
 
 /// The bytes of an answer that is read whole, at most.
 const BODY_BYTES_MAX: usize = 8 << 20;
+/// The bytes of one event, at most; a server that sends more is not one of ours.
+const EVENT_BYTES_MAX: usize = 1 << 20;
 /// How long /health, /stats and /tokenize may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// A stream that says nothing for so long, not even a keep-alive comment, is dead.
@@ -140,14 +142,18 @@ impl Client {
             };
             let bytes = chunk.ok_or_else(|| broken("the stream broke off".to_owned()))?;
             let bytes = bytes.map_err(|error| broken(error.to_string()))?;
-            for event in parser.push(&bytes).map_err(|error| unexpected("the stream", error))? {
-                if let Some(item) = news_of(&event)? {
-                    let is_last = matches!(item, StreamNews::Done { .. } | StreamNews::Failed(_));
-                    news(item);
-                    if is_last {
-                        return Ok(());
-                    }
+            let mut items = Vec::new();
+            parser.feed(&bytes, &mut |event| items.extend(news_of(event).transpose()));
+            for item in items {
+                let item = item?;
+                let is_last = matches!(item, StreamNews::Done { .. } | StreamNews::Failed(_));
+                news(item);
+                if is_last {
+                    return Ok(());
                 }
+            }
+            if parser.held() > EVENT_BYTES_MAX {
+                return Err(unexpected("the stream", format!("an event of more than {EVENT_BYTES_MAX} bytes")));
             }
         }
     }
@@ -170,17 +176,17 @@ impl Client {
 }
 
 /// What an event of the stream says; names that this client does not know say nothing.
-fn news_of(event: &SseEvent) -> Result<Option<StreamNews>, ClientError> {
-    fn data<T: DeserializeOwned>(text: &str) -> Result<T, ClientError> {
-        serde_json::from_str(text).map_err(|error| unexpected("the stream", error))
+fn news_of(event: SseEvent<'_>) -> Result<Option<StreamNews>, ClientError> {
+    fn data<T: DeserializeOwned>(text: &[u8]) -> Result<T, ClientError> {
+        serde_json::from_slice(text).map_err(|error| unexpected("the stream", error))
     }
-    Ok(match event.name.as_str() {
-        "token" => Some(StreamNews::Token(data::<TokenData>(&event.data)?.text)),
-        "done" => {
-            let DoneData { finish_reason, tokens_generated, text } = data(&event.data)?;
+    Ok(match event.name {
+        b"token" => Some(StreamNews::Token(data::<TokenData>(event.data)?.text)),
+        b"done" => {
+            let DoneData { finish_reason, tokens_generated, text } = data(event.data)?;
             Some(StreamNews::Done { reason: finish_reason, tokens: tokens_generated, text })
         }
-        "error" => Some(StreamNews::Failed(data::<ErrorData>(&event.data)?.message())),
+        b"error" => Some(StreamNews::Failed(data::<ErrorData>(event.data)?.message())),
         _ => None,
     })
 }

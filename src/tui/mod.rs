@@ -10,7 +10,6 @@ mod meter;
 mod run;
 mod screen;
 mod settings;
-mod sse;
 mod state;
 mod view;
 mod wire;
