@@ -210,6 +210,22 @@ fn every_bad_request_is_answered_in_its_dialect_and_touches_no_page() {
 }
 
 #[test]
+fn the_extremes_of_every_sampling_parameter_are_served_and_the_engine_lives() {
+    let server = Scripted::start(Script::default(), &[]);
+    for extreme in [
+        json!({"temperature": 1, "top_p": 0}),
+        json!({"temperature": 1e-300, "top_p": 1e-300, "min_p": 1}),
+        json!({"temperature": 5, "top_p": 1, "min_p": 0, "top_k": u32::MAX, "seed": u64::MAX}),
+    ] {
+        let mut body = json!({"prompt": "abc", "max_tokens": 3});
+        body.as_object_mut().unwrap().extend(extreme.as_object().unwrap().clone());
+        let response = post(server.address, "/v1/generate", &body);
+        assert_eq!(response.status, 200, "{body}: {}", response.text());
+    }
+    assert_eq!(get(server.address, "/health").status, 200);
+}
+
+#[test]
 fn unknown_paths_methods_and_content_types_have_their_codes() {
     let server = Scripted::start(Script::default(), &[]);
     let code = |response: &http_support::client::Response| response.json()["error"]["code"].clone();

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU32;
 
+use crate::arith::rule::top_p_fixed;
 use crate::backend::Rule;
 
 /// The seed of a native request that names none.
@@ -24,7 +25,7 @@ impl Sampling {
     /// Always the most likely token.
     pub const GREEDY: Self = Self { temperature: 0.0, top_k: None, top_p: 1.0, min_p: 0.0 };
 
-    /// The compiled rule: 1/T in f64, then f32; top-p in 32 bits after the point, half away from zero; min-p in f32. A temperature
+    /// The compiled rule: 1/T in f64, then f32; top-p in 32 bits after the point, half away from zero, at least one unit, so that one token is kept; min-p in f32. A temperature
     /// so small that its inverse overflows f32 takes the largest f32.
     pub fn rule(&self) -> Rule {
         if self.temperature == 0.0 {
@@ -33,7 +34,7 @@ impl Sampling {
         Rule::Sampled {
             inv_temperature: ((1.0 / self.temperature) as f32).min(f32::MAX),
             top_k: self.top_k,
-            top_p: (self.top_p * 4_294_967_296.0).round() as u64,
+            top_p: top_p_fixed(self.top_p),
             min_p: self.min_p as f32,
         }
     }
@@ -46,6 +47,14 @@ mod tests {
     #[test]
     fn temperature_zero_is_greedy_whatever_else_is_set() {
         assert_eq!(Sampling { top_k: NonZeroU32::new(3), ..Sampling::GREEDY }.rule(), Rule::Greedy);
+    }
+
+    #[test]
+    fn a_top_p_that_rounds_to_nothing_keeps_one_token() {
+        for top_p in [0.0, 1e-300, 1e-10] {
+            let rule = Sampling { temperature: 1.0, top_p, ..Sampling::GREEDY }.rule();
+            assert!(matches!(rule, Rule::Sampled { top_p: 1, .. }), "{top_p}: {rule:?}");
+        }
     }
 
     #[test]
