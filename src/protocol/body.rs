@@ -4,7 +4,7 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::errors::{ApiError, Code};
@@ -225,7 +225,77 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// A JSON object whose field names differ; the usual map would keep the last of two.
+/// A JSON value in which no object, however deep, names a field twice; the usual map would keep the last of two silently.
+struct Unique(Value);
+
+impl<'de> Deserialize<'de> for Unique {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(UniqueVisitor).map(Unique)
+    }
+}
+
+struct UniqueVisitor;
+
+impl<'de> Visitor<'de> for UniqueVisitor {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Value, E> {
+        Ok(text.into())
+    }
+
+    fn visit_string<E: Error>(self, text: String) -> Result<Value, E> {
+        Ok(text.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
+        let mut items = Vec::new();
+        while let Some(Unique(item)) = access.next_element()? {
+            items.push(item);
+        }
+        Ok(Value::Array(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, access: A) -> Result<Value, A::Error> {
+        unique_fields(access).map(Value::Object)
+    }
+}
+
+fn unique_fields<'de, A: MapAccess<'de>>(mut access: A) -> Result<Map<String, Value>, A::Error> {
+    let mut fields = Map::new();
+    while let Some((name, Unique(value))) = access.next_entry::<String, Unique>()? {
+        if fields.contains_key(&name) {
+            return Err(A::Error::custom(format_args!("field {name} stands there twice")));
+        }
+        fields.insert(name, value);
+    }
+    Ok(fields)
+}
+
+/// The object that a body is.
 struct UniqueFields(Map<String, Value>);
 
 impl<'de> Deserialize<'de> for UniqueFields {
@@ -238,15 +308,8 @@ impl<'de> Deserialize<'de> for UniqueFields {
                 f.write_str("a JSON object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<UniqueFields, A::Error> {
-                let mut fields = Map::new();
-                while let Some((name, value)) = access.next_entry::<String, Value>()? {
-                    if fields.contains_key(&name) {
-                        return Err(A::Error::custom(format_args!("field {name} stands there twice")));
-                    }
-                    fields.insert(name, value);
-                }
-                Ok(UniqueFields(fields))
+            fn visit_map<A: MapAccess<'de>>(self, access: A) -> Result<UniqueFields, A::Error> {
+                unique_fields(access).map(UniqueFields)
             }
         }
         deserializer.deserialize_map(Fields)
@@ -266,6 +329,16 @@ mod tests {
     fn a_field_that_stands_there_twice_is_refused() {
         let error = Body::parse(br#"{"seed": 1, "seed": 2}"#).expect_err("twice");
         assert!(error.message.contains("field seed stands there twice"), "{error}");
+        let error =
+            Body::parse(br#"{"a": [{"b": {"role": "system", "role": "user"}}]}"#).expect_err("twice, deep inside");
+        assert!(error.message.contains("field role stands there twice"), "{error}");
+    }
+
+    #[test]
+    fn a_body_is_read_as_the_usual_parser_reads_it() {
+        let text = r#"{"a": [1, -1, 18446744073709551615, -9223372036854775808, 1.5, 1e300, "x\ud83d\ude00", null, true, {}, []]}"#;
+        let usual: Map<String, Value> = serde_json::from_str(text).expect("valid");
+        assert_eq!(Body::parse(text.as_bytes()).expect("valid").fields, usual);
     }
 
     #[test]

@@ -118,7 +118,11 @@ async fn read(service: &Service, request: &HttpRequest, payload: web::Payload) -
     let body = intake::body(service, request, payload).await?;
     let mut asked = Generate::parse(&body)?;
     let prompt = std::mem::replace(&mut asked.prompt, native::Prompt::Tokens(Vec::new()));
-    let prompt = text::prompt(service, prompt, "prompt").await?;
+    let field = match prompt {
+        native::Prompt::Text(_) => "prompt",
+        native::Prompt::Tokens(_) => "prompt_tokens",
+    };
+    let prompt = text::prompt(service, prompt, field).await?;
     let spec = RequestSpec {
         prompt: Arc::clone(&prompt),
         max_new_tokens: asked.max_tokens,
@@ -134,7 +138,7 @@ async fn read(service: &Service, request: &HttpRequest, payload: web::Payload) -
         stop: asked.stop.clone(),
         prompt_tokens: prompt.len(),
         name: service.public_id("gen"),
-        names: FieldNames { prompt: "prompt", max_tokens: "max_tokens" },
+        names: FieldNames { prompt: field, max_tokens: "max_tokens" },
     };
     Ok((asked, work))
 }

@@ -56,6 +56,7 @@ fn same(a: &[u8], b: &[u8]) -> bool {
 /// Another content type, too many bytes, too slow, or the client broke off.
 pub async fn body(service: &Service, request: &HttpRequest, payload: web::Payload) -> Result<Bytes, ApiError> {
     json_type(request)?;
+    plain(request)?;
     let limit = service.config.server.body_limit_bytes;
     let too_large = || ApiError::new(Code::PayloadTooLarge, format!("the body is over the limit of {limit} bytes"));
     let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
@@ -79,6 +80,16 @@ pub async fn body(service: &Service, request: &HttpRequest, payload: web::Payloa
         Ok(body) => body,
         Err(_) => Err(ApiError::new(Code::RequestTimeout, "the body did not arrive in time")),
     }
+}
+
+/// Compressed bodies are not read, so that a small one cannot become a large one.
+fn plain(request: &HttpRequest) -> Result<(), ApiError> {
+    let Some(given) = request.headers().get(header::CONTENT_ENCODING) else { return Ok(()) };
+    if given.as_bytes().eq_ignore_ascii_case(b"identity") {
+        return Ok(());
+    }
+    let text = format!("the content encoding is {}; send the body as it is", given.to_str().unwrap_or("unreadable"));
+    Err(ApiError::new(Code::UnsupportedMediaType, text))
 }
 
 /// JSON is the only content type; a request without one is taken for it.
