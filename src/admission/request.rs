@@ -129,11 +129,12 @@ pub struct ValidRequest {
 }
 
 impl ValidRequest {
-    /// Checks a request. Pages for life: ceil((P + G − 1) / page_tokens).
+    /// Checks a request. Pages for life: ceil((P + G − 1) / page_tokens). More log-probabilities than there are tokens are as many as
+    /// there are.
     ///
     /// # Errors
     /// The first bound that it exceeds.
-    pub fn new(id: RequestId, spec: RequestSpec, limits: &Limits) -> Result<Self, ValidationError> {
+    pub fn new(id: RequestId, mut spec: RequestSpec, limits: &Limits) -> Result<Self, ValidationError> {
         let (prompt, max_new) = (spec.prompt.len(), spec.max_new_tokens);
         if prompt == 0 {
             return Err(ValidationError::EmptyPrompt);
@@ -159,6 +160,7 @@ impl ValidRequest {
             let id = spec.prompt[position];
             return Err(ValidationError::TokenOutOfRange { id, position, vocab: limits.vocab });
         }
+        spec.logprobs = spec.logprobs.map(|wanted| wanted.min(u8::try_from(limits.vocab).unwrap_or(u8::MAX)));
         Ok(Self { id, spec, pages })
     }
 
@@ -175,5 +177,29 @@ impl ValidRequest {
     /// KV pages that it reserves for life.
     pub fn pages(&self) -> usize {
         self.pages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Rule;
+
+    #[test]
+    fn no_more_log_probabilities_are_asked_for_than_there_are_tokens() {
+        let limits =
+            Limits { context: 64, max_prompt_tokens: 64, max_new_tokens: 64, vocab: 7, pages: 4, page_tokens: 16 };
+        let spec = RequestSpec {
+            prompt: Arc::from([1, 2]),
+            max_new_tokens: 3,
+            rule: Rule::Greedy,
+            seed: 0,
+            choice: 0,
+            eos: Arc::from([]),
+            logprobs: Some(20),
+            dialect: Dialect::Native,
+        };
+        let request = ValidRequest::new(RequestId(1), spec, &limits).expect("it fits");
+        assert_eq!(request.spec().logprobs, Some(7));
     }
 }
