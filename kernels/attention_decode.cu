@@ -74,8 +74,9 @@ extern "C" __global__ void __launch_bounds__(256, 1) attend_decode(AttendArgs a)
     float* k_new = q + HEADS * D;
     float* scores = k_new + D;
     float* values = scores + HEADS * a.capacity;
-    __shared__ float maxima[HEADS][8], sums[HEADS][8];
+    __shared__ float maxima[HEADS][8], sums[HEADS][8], segment_max[HEADS];
     __shared__ int is_last;
+    grid_launch_next();
     grid_wait();
     const int group = a.heads / a.kv_heads, chunks = (group + HEADS - 1) / HEADS, chunk = blockIdx.x % chunks;
     const int token = a.entries ? a.entries[blockIdx.y] : blockIdx.y, kv_dim = a.kv_heads * D;
@@ -103,49 +104,42 @@ extern "C" __global__ void __launch_bounds__(256, 1) attend_decode(AttendArgs a)
         if (s == split) {
             load_queries(a, e, q, k_new, chunk == 0 && (segments - 1) % splits == split);
             __syncthreads();
-            grid_launch_next();
         }
-        float best[HEADS];
-#pragma unroll
-        for (int h = 0; h < HEADS; ++h) best[h] = -3.402823466e38f;
         for (int j = first + threadIdx.x; j <= last; j += 256) {
             float k[D];
-            if (FUSED && j == (int)e.pos) load_head(k_new, k);
-            else load_head(a.k_pool + kv_offset(e.table, j, a.layers, a.layer, kv_dim) + e.kv_head * D, k);
-#pragma unroll
-            for (int h = 0; h < HEADS; ++h) {
-                if (h < e.heads) {
-                    const float x = score(q + h * D, k, a.scale);
-                    scores[h * a.capacity + j - first] = x;
-                    best[h] = fmaxf(best[h], x);
-                }
-            }
-        }
-#pragma unroll
-        for (int h = 0; h < HEADS; ++h) {
-            best[h] = max32(best[h]);
-            if (lane == 0) maxima[h][warp] = best[h];
+            const float* from = FUSED && j == (int)e.pos
+                                    ? k_new
+                                    : a.k_pool + kv_offset(e.table, j, a.layers, a.layer, kv_dim) + e.kv_head * D;
+            load_head(from, k);
+#pragma unroll 1
+            for (int h = 0; h < e.heads; ++h) scores[h * a.capacity + j - first] = score(q + h * D, k, a.scale);
         }
         __syncthreads();
-        float m[HEADS], l[HEADS];
+        // One copy of the softmax's code for all heads: straight-line code that runs once is bound by instruction fetch.
+#pragma unroll 1
+        for (int h = 0; h < e.heads; ++h) {
+            float best = -3.402823466e38f;
+            for (int i = threadIdx.x; i < n; i += 256) best = fmaxf(best, scores[h * a.capacity + i]);
+            best = max32(best);
+            if (lane == 0) maxima[h][warp] = best;
+        }
+        __syncthreads();
+#pragma unroll 1
+        for (int h = 0; h < e.heads; ++h) {
+            float m = maxima[h][0];
 #pragma unroll
-        for (int h = 0; h < HEADS; ++h) {
-            m[h] = maxima[h][0];
-#pragma unroll
-            for (int i = 1; i < 8; ++i) m[h] = fmaxf(m[h], maxima[h][i]);
+            for (int i = 1; i < 8; ++i) m = fmaxf(m, maxima[h][i]);
             float part = 0.0f;
-            if (h < e.heads)
-                for (int i = threadIdx.x; i < n; i += 256) {
-                    const float w = exp_c(scores[h * a.capacity + i] - m[h]);
-                    scores[h * a.capacity + i] = w;
-                    part = part + w;
-                }
+            for (int i = threadIdx.x; i < n; i += 256) {
+                const float w = exp_c(scores[h * a.capacity + i] - m);
+                scores[h * a.capacity + i] = w;
+                part = part + w;
+            }
             part = tree32(part);
             if (lane == 0) sums[h][warp] = part;
+            if (threadIdx.x == 0) segment_max[h] = m;
         }
         __syncthreads();
-#pragma unroll
-        for (int h = 0; h < HEADS; ++h) l[h] = combine_parts(sums[h]);
 
         float o = 0.0f;
         for (int stage = 0; stage < stages; ++stage) {
@@ -174,10 +168,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) attend_decode(AttendArgs a)
             else asm volatile("cp.async.commit_group;");
         }
         if (computes) {
-            float my_m = m[0], my_l = l[0];
-#pragma unroll
-            for (int h = 1; h < HEADS; ++h)
-                if (h == my_head) my_m = m[h], my_l = l[h];
+            const float my_m = segment_max[my_head], my_l = combine_parts(sums[my_head]);
             const int head = e.head0 + my_head;
             if (segments == 1) {
                 a.out[(size_t)token * a.heads * D + head * D + my_d] = o * __fdiv_rn(1.0f, my_l);

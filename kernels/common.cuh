@@ -70,13 +70,21 @@ __device__ __forceinline__ float rms_scale(const float* __restrict__ x, int n, f
     float part[8];
 #pragma unroll
     for (int g = 0; g < 8; ++g) part[g] = 0.0f;
-    for (int base = 0; base < n; base += 256) {
+    for (int base = 0; base < n; base += 1024) {
+        // Four rounds of loads are in flight before the first is used.
+        float v[4][8];
 #pragma unroll
-        for (int g = 0; g < 8; ++g) {
-            const int i = base + 32 * g + lane;
-            const float v = i < n ? x[i] : 0.0f;
-            if (i < n) part[g] = fma_(v, v, part[g]);
-        }
+        for (int c = 0; c < 4; ++c)
+#pragma unroll
+            for (int g = 0; g < 8; ++g) {
+                const int i = base + 256 * c + 32 * g + lane;
+                v[c][g] = i < n ? x[i] : 0.0f;
+            }
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+#pragma unroll
+            for (int g = 0; g < 8; ++g)
+                if (base + 256 * c + 32 * g + lane < n) part[g] = fma_(v[c][g], v[c][g], part[g]);
     }
 #pragma unroll
     for (int g = 0; g < 8; ++g) part[g] = tree32(part[g]);

@@ -1,7 +1,7 @@
 // out[r][n] = epilogue(sum over k of x[r][k] * w[n][k]) for at most 16 rows: the shape of decode, bound by the weights' bandwidth.
 //
-// Optional prologue: gather, RMSNorm and, for block weights, quantisation of the activations, repeated by every block in shared
-// memory (a launch costs more). Eight lanes own the eight groups of one output; the warp's other 24 lanes own three (or, with two
+// Prologue, repeated by every block in shared memory: gather, RMSNorm and, for block weights, quantisation of the activations (for
+// few rows a launch costs more), or a copy of rows that were quantised before. Eight lanes own the eight groups of one output; the warp's other 24 lanes own three (or, with two
 // outputs a lane, six) more outputs. The group tree is three xor shuffles.
 // Grid: any, blocks stride over tiles of 4*NPT outputs a warp. Block: 64..256 threads. Shared memory, dynamic, RB rows of eight
 // padded groups: f32 and int8 8*(64*spg + 4)*4 bytes, blocks 8*(32*bpg + 16) bytes + 4*k/32 (8*k/32 with a minimum).
@@ -34,51 +34,118 @@ struct Shared {
     }
 };
 
-// Loads, normalises and quantises the rows into shared memory.
+// Row r of the input, gathered; null past the last row.
+__device__ __forceinline__ const float* input_row(const LinearArgs& a, int r) {
+    return r < a.rows ? a.x + (size_t)(a.gather ? a.gather[r] : r) * a.x_stride : nullptr;
+}
+
+// 1/sqrt(mean + eps) of every row into `scale`: a warp owns parts 32g..32g+31 of a row, the order of arith::rms_norm.
+template <int RB>
+__device__ __forceinline__ void load_scales(const LinearArgs& a, float (&scale)[RB]) {
+    __shared__ float sums[RB][8];
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warps = blockDim.x >> 5;
+#pragma unroll 1
+    for (int item = warp; item < 8 * a.rows; item += warps) {
+        const int r = item >> 3, g = item & 7;
+        const float* from = input_row(a, r);
+        float part = 0.0f;
+        for (int base = 32 * g + lane; base < a.k; base += 1024) {
+            float v[4];
+#pragma unroll
+            for (int c = 0; c < 4; ++c) v[c] = base + 256 * c < a.k ? from[base + 256 * c] : 0.0f;
+#pragma unroll
+            for (int c = 0; c < 4; ++c)
+                if (base + 256 * c < a.k) part = fma_(v[c], v[c], part);
+        }
+        part = tree32(part);
+        if (lane == 0) sums[r][g] = part;
+    }
+    __syncthreads();
+    if (threadIdx.x < a.rows) {
+        const float mean = __fdiv_rn(combine_parts(sums[threadIdx.x]), (float)a.k);
+        scale[threadIdx.x] = __fdiv_rn(1.0f, __fsqrt_rn(mean + a.eps));
+    }
+    __syncthreads();
+}
+
+// Copies rows that were quantised before.
+template <int RB>
+__device__ __forceinline__ void load_quantised(const LinearArgs& a, Shared<RB>& s) {
+    const int pieces = a.k / 16, blocks = a.k / 32;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < RB * pieces; i += blockDim.x) {
+        const int r = i / pieces, k = i % pieces * 16;
+        uint4 v = make_uint4(0, 0, 0, 0);
+        if (r < a.rows) v = *reinterpret_cast<const uint4*>(a.xq + (size_t)r * a.k + k);
+        *reinterpret_cast<uint4*>(s.q + r * s.stride + k + 16 * (k / s.span)) = v;
+    }
+#pragma unroll 4
+    for (int i = threadIdx.x; i < RB * blocks; i += blockDim.x) {
+        s.da[i] = i < a.rows * blocks ? a.da[i] : 0.0f;
+        if (KIND == KIND_BLOCK_MIN) s.sa[i] = i < a.rows * blocks ? a.sa[i] : 0.0f;
+    }
+    __syncthreads();
+}
+
+// Loads, normalises and quantises the rows into shared memory; four pieces of 128 components a warp are in flight together.
 template <int RB>
 __device__ __forceinline__ void load_rows(const LinearArgs& a, Shared<RB>& s) {
+    if (BLOCKS && a.xq) {
+        load_quantised<RB>(a, s);
+        return;
+    }
+    constexpr int AHEAD = 4;
     __shared__ float scale[RB];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warps = blockDim.x >> 5;
-    if (a.norm) {
-        for (int r = warp; r < a.rows; r += warps) {
-            const float v = rms_scale(a.x + (size_t)(a.gather ? a.gather[r] : r) * a.x_stride, a.k, a.eps);
-            if (lane == 0) scale[r] = v;
-        }
-        __syncthreads();
-    }
-    const int quads = a.k / 4;
+    if (a.norm) load_scales<RB>(a, scale);
+    const int pieces = (a.k + 127) / 128;
 #pragma unroll 1
-    for (int r = 0; r < RB; ++r) {
-        const float* from = a.x + (size_t)(r < a.rows ? (a.gather ? a.gather[r] : r) : 0) * a.x_stride;
-        const float f = a.norm && r < a.rows ? scale[r] : 1.0f;
-        for (int base = warp * 32; base < quads; base += warps * 32) {
-            const int quad = base + lane, i = 4 * quad;
-            const bool inside = quad < quads;
-            float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (inside && r < a.rows) {
-                v = *reinterpret_cast<const float4*>(from + i);
-                if (a.norm) {
-                    const float4 g = *reinterpret_cast<const float4*>(a.norm + i);
-                    v = make_float4((v.x * f) * g.x, (v.y * f) * g.y, (v.z * f) * g.z, (v.w * f) * g.w);
-                }
+    for (int first = warp; first < RB * pieces; first += AHEAD * warps) {
+        float4 v[AHEAD], g[AHEAD];
+#pragma unroll
+        for (int c = 0; c < AHEAD; ++c) {
+            const int item = first + c * warps, r = item / pieces, i = item % pieces * 128 + 4 * lane;
+            const bool live = r < a.rows && i < a.k;
+            v[c] = live ? *reinterpret_cast<const float4*>(input_row(a, r) + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            g[c] = live && a.norm ? *reinterpret_cast<const float4*>(a.norm + i) : v[c];
+        }
+#pragma unroll
+        for (int c = 0; c < AHEAD; ++c) {
+            const int item = first + c * warps, r = item / pieces, i = item % pieces * 128 + 4 * lane;
+            if (item >= RB * pieces) break;
+            if (a.norm) {
+                const float f = r < a.rows ? scale[r] : 0.0f;
+                v[c] = make_float4((v[c].x * f) * g[c].x, (v[c].y * f) * g[c].y, (v[c].z * f) * g[c].z, (v[c].w * f) * g[c].w);
             }
             if (BLOCKS) {
                 float d;
                 int sum;
-                const u32 word = quantise_quad(v, d, sum);
-                if (inside) {
+                const u32 word = quantise_quad(v[c], d, sum);
+                if (i < a.k) {
                     *reinterpret_cast<u32*>(s.q + r * s.stride + i + 16 * (i / s.span)) = word;
                     if ((lane & 7) == 0) {
                         s.da[r * (a.k / 32) + i / 32] = d;
                         if (KIND == KIND_BLOCK_MIN) s.sa[r * (a.k / 32) + i / 32] = d * (float)sum;
                     }
                 }
-            } else if (inside) {
-                *reinterpret_cast<float4*>(s.x + r * s.stride + i + 4 * (i / s.span)) = v;
+            } else if (i < a.k) {
+                *reinterpret_cast<float4*>(s.x + r * s.stride + i + 4 * (i / s.span)) = v[c];
             }
         }
     }
     __syncthreads();
+}
+
+// Asks for the lines of a lane's first weights; they are constants, so the predecessor need not have ended.
+template <int NPT>
+__device__ __forceinline__ void prefetch_weights(const LinearArgs& a, int n0, int k0, int span) {
+    const int size = KIND == KIND_F32 ? 4 : 1;
+    if (k0 >= a.k || n0 >= a.n) return;
+#pragma unroll
+    for (int p = 0; p < NPT; ++p) {
+        const char* row = static_cast<const char*>(a.w) + (size_t)min(n0 + p, a.n - 1) * a.k * size;
+        for (int k = k0; k < min(a.k, k0 + span); k += 128 / size) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + (size_t)k * size));
+    }
 }
 
 #if KIND == KIND_INT8
@@ -222,9 +289,11 @@ __device__ __forceinline__ void linear_small(const LinearArgs& a) {
     Shared<RB> s(a.k);
     const int warps = blockDim.x >> 5, lane = threadIdx.x & 31, g = lane & 7;
     const int tiles = (a.n + 4 * NPT - 1) / (4 * NPT);
+    grid_launch_next();
+    const int first = (blockIdx.x * warps + (threadIdx.x >> 5)) * 4 + (lane >> 3);
+    prefetch_weights<NPT>(a, first * NPT, g * s.span, s.span);
     grid_wait();
     load_rows<RB>(a, s);
-    grid_launch_next();
     for (int tile = blockIdx.x * warps + (threadIdx.x >> 5); tile < tiles; tile += gridDim.x * warps) {
         const int n0 = (tile * 4 + (lane >> 3)) * NPT;
         float acc[NPT][RB];
@@ -245,10 +314,12 @@ __device__ __forceinline__ void linear_small(const LinearArgs& a) {
                 if (KIND == KIND_INT8) v = v * __ldg(static_cast<const float*>(a.scale) + min(n0 + p, a.n - 1));
                 y[p] = v;
             }
+            // With one output a lane, gate and up lie in neighbouring groups of eight lanes.
+            const float up = NPT == 1 ? __shfl_xor_sync(FULL_MASK, y[0], 8) : y[NPT - 1];
             if ((r & 7) != g || r >= a.rows || n0 >= a.n) continue;
             float* out = a.out + (size_t)r * a.out_stride;
             if (a.epilogue == EPILOGUE_SWIGLU) {
-                out[n0 / 2] = swiglu(y[0], y[NPT - 1]);
+                if ((n0 & 1) == 0) out[n0 / 2] = swiglu(y[0], up);
             } else {
 #pragma unroll
                 for (int p = 0; p < NPT; ++p)

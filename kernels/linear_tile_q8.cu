@@ -2,13 +2,13 @@
 //
 // One block of 128 threads computes 64 rows x 64 outputs; each of its four warps 32 x 32. The exact integer sum of a block of 32 leaves the
 // tensor core once per block; g = fma(f32(isum), dw*da, g) follows in the canonical order, groups close into the tree as they end.
-// Activations and weights are staged two blocks (64 bytes a row, padded to 80) at a time by cp.async, three stages deep.
+// Activations and weights are staged two blocks (64 bytes a row, padded to 80) at a time by cp.async, four stages deep.
 // Grid: (ceil(n/64), ceil(rows/64)). Shared memory: static. k is a multiple of 32. MINIMUM is a macro. Oracle: arith::linear_q8.
 #include "linear.cuh"
 
 #define BM 64
 #define BN 64
-#define STAGES 3
+#define STAGES 4
 #define ROW_BYTES 80
 
 struct Stage {
@@ -91,6 +91,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) linear_tile_q8(LinearArgs a
         for (int j = 0; j < 4; ++j)
 #pragma unroll
             for (int e = 0; e < 4; ++e) acc[i][j][e] = 0.0f, tree[i][j][e] = {0.0f, 0.0f, 0.0f};
+    grid_launch_next();
     grid_wait();
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) {
@@ -101,14 +102,16 @@ extern "C" __global__ void __launch_bounds__(128, 2) linear_tile_q8(LinearArgs a
         asm volatile("cp.async.commit_group;");
     }
     int group = 0, left = per_group;
+    // Scales wait in registers for one chunk more than the tiles' copies are issued ahead: their loads are never waited for.
+    Carried pending = {0.0f, 0.0f, 0.0f, 0.0f};
     for (int chunk = 0; chunk < chunks; ++chunk) {
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
         __syncthreads();
         const int ahead = chunk + STAGES - 1;
-        Carried carried;
+        const Carried stored = pending;
         if (ahead < chunks) {
             fetch_tiles(a, stages[ahead % STAGES], row0, col0, ahead);
-            carried = fetch_scales(a, row0, col0, ahead);
+            pending = fetch_scales(a, row0, col0, ahead);
         }
         asm volatile("cp.async.commit_group;");
         const Stage& s = stages[chunk % STAGES];
@@ -164,9 +167,8 @@ extern "C" __global__ void __launch_bounds__(128, 2) linear_tile_q8(LinearArgs a
                 }
             }
         }
-        if (ahead < chunks) store_scales(stages[ahead % STAGES], carried);
+        if (chunk > 0 && ahead - 1 < chunks) store_scales(stages[(ahead - 1) % STAGES], stored);
     }
-    grid_launch_next();
     // Groups that did not fill, then the empty ones (+0).
 #pragma unroll 1
     for (; group < 8; ++group)

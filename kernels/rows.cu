@@ -8,7 +8,7 @@
 // quantise  per block of 32, eight lanes a block.
 // rope_kv   rotates q in place and k into the pool, copies v into the pool. One block per token row.
 // swiglu    g, u -> (g/(1+exp_c(-g)))*u, elementwise.
-#include "common.cuh"
+#include "linear.cuh"
 
 struct StepRow {
     u32 slot;
@@ -71,6 +71,8 @@ extern "C" __global__ void embed_block(const u32* __restrict__ tok_id, const i8*
 // Rows gathered through `gather` when it is not null.
 extern "C" __global__ void norm_f32(const float* __restrict__ x, const u32* __restrict__ gather, const float* __restrict__ w,
                                     float* __restrict__ out, int rows, int n, float eps) {
+    grid_launch_next();
+    grid_wait();
     const int row = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
     if (row >= rows) return;
     const int lane = threadIdx.x & 31;
@@ -82,28 +84,35 @@ extern "C" __global__ void norm_f32(const float* __restrict__ x, const u32* __re
 // xq [rows][n], da and sa [rows][n/32]; w null means no norm. n is a multiple of 32.
 extern "C" __global__ void norm_q8(const float* __restrict__ x, const u32* __restrict__ gather, const float* __restrict__ w,
                                    i8* __restrict__ xq, float* __restrict__ da, float* __restrict__ sa, int rows, int n, float eps) {
+    grid_launch_next();
+    grid_wait();
     const int row = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
     if (row >= rows) return;
     const int lane = threadIdx.x & 31;
     const float* from = x + (size_t)(gather ? gather[row] : row) * n;
     const float r = w ? rms_scale(from, n, eps) : 1.0f;
-    for (int base = 0; base < n; base += 128) {
-        const int i = base + 4 * lane;
-        const bool live = i < n;
-        float4 v = live ? *reinterpret_cast<const float4*>(from + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (w && live) {
-            const float4 g = *reinterpret_cast<const float4*>(w + i);
-            v = make_float4((v.x * r) * g.x, (v.y * r) * g.y, (v.z * r) * g.z, (v.w * r) * g.w);
+    for (int base = 0; base < n; base += 512) {
+        float4 v[4], g[4];
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            const int i = base + 128 * c + 4 * lane;
+            v[c] = i < n ? *reinterpret_cast<const float4*>(from + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (w) g[c] = i < n ? *reinterpret_cast<const float4*>(w + i) : v[c];
         }
-        float d;
-        int sum;
-        const u32 word = quantise_quad(v, d, sum);
-        if (live) {
-            const size_t index = (size_t)row * n + i;
-            *reinterpret_cast<u32*>(xq + index) = word;
-            if ((lane & 7) == 0) {
-                da[index / 32] = d;
-                sa[index / 32] = d * (float)sum;
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            const int i = base + 128 * c + 4 * lane;
+            if (w) v[c] = make_float4((v[c].x * r) * g[c].x, (v[c].y * r) * g[c].y, (v[c].z * r) * g[c].z, (v[c].w * r) * g[c].w);
+            float d;
+            int sum;
+            const u32 word = quantise_quad(v[c], d, sum);
+            if (i < n) {
+                const size_t index = (size_t)row * n + i;
+                *reinterpret_cast<u32*>(xq + index) = word;
+                if ((lane & 7) == 0) {
+                    da[index / 32] = d;
+                    sa[index / 32] = d * (float)sum;
+                }
             }
         }
     }
@@ -119,6 +128,8 @@ struct RopeArgs {
 };
 
 extern "C" __global__ void rope_kv(RopeArgs a) {
+    grid_launch_next();
+    grid_wait();
     const int half = a.head_dim / 2, q_dim = a.heads * a.head_dim, kv_dim = a.kv_heads * a.head_dim;
     float* row = a.qkv + (size_t)blockIdx.x * (q_dim + 2 * kv_dim);
     const u32 pos = a.tok_pos[blockIdx.x];

@@ -192,17 +192,27 @@ extern "C" __global__ void __launch_bounds__(THREADS) select_token(const float* 
                                                                    int vocab) {
     __shared__ Scratch s;
     __shared__ u32 lowest_keys[32];
+    grid_launch_next();
+    grid_wait();
     const SelectRow r = rows[blockIdx.x];
     Row row = {logits + (size_t)blockIdx.x * vocab, vocab, 0.0f, 0.0f, r.inv_temperature};
     u64 best = 0;
     u32 lowest = 0xffffffffu;
     int finite = 1;
-    for (int i = threadIdx.x; i < vocab; i += THREADS) {
-        const float l = row.at(i);
-        const u32 key = sortable(l);
-        finite &= (__float_as_uint(l) & 0x7f800000u) != 0x7f800000u;
-        best = max(best, ((u64)key << 32) | (u32)~i);
-        lowest = min(lowest, key);
+    constexpr int AHEAD = 8;
+    for (int base = threadIdx.x; base < vocab; base += AHEAD * THREADS) {
+        float l[AHEAD];
+#pragma unroll
+        for (int c = 0; c < AHEAD; ++c) l[c] = base + c * THREADS < vocab ? row.logits[base + c * THREADS] : 0.0f;
+#pragma unroll
+        for (int c = 0; c < AHEAD; ++c) {
+            const int i = base + c * THREADS;
+            if (i >= vocab) break;
+            const u32 key = sortable(l[c] + 0.0f);
+            finite &= (__float_as_uint(l[c]) & 0x7f800000u) != 0x7f800000u;
+            best = max(best, ((u64)key << 32) | (u32)~i);
+            lowest = min(lowest, key);
+        }
     }
 #pragma unroll
     for (int h = 16; h >= 1; h >>= 1) {

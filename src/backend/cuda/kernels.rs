@@ -240,6 +240,7 @@ impl Kernels {
         &self.device
     }
 
+    /// `norm_*` and `rope_kv` wait for their predecessor themselves, so that they may start early.
     fn row_kernel(
         &self,
         name: &'static str,
@@ -250,9 +251,11 @@ impl Kernels {
         let Some(kernel) = self.rows.get(name).filter(|_| grid > 0) else {
             return Err(LaunchError::Shape { kernel: name, reason: "there is nothing to do".into() });
         };
+        let waits = matches!(name, "norm_f32" | "norm_q8" | "rope_kv");
+        let overlap = if waits { Overlap::Early } else { Overlap::No };
         let shape = LaunchShape { grid: (grid, 1, 1), threads, shared: 0 };
         // SAFETY: the callers below pass arguments of the kernel's types; buffers are sized by the pass for its largest step.
-        Ok(unsafe { self.device.launch(kernel, shape, Overlap::No, params) }?)
+        Ok(unsafe { self.device.launch(kernel, shape, overlap, params) }?)
     }
 
     /// Writes `bindings` page tables: `words` holds their count, (slot, pages, offset) each, then the pages.
@@ -310,6 +313,11 @@ impl Kernels {
         }
     }
 
+    /// Blocks and threads for one warp a row: few rows spread over multiprocessors.
+    fn norm_shape(rows: usize) -> (u32, u32) {
+        if rows < 512 { (rows as u32, 32) } else { (rows.div_ceil(4) as u32, 128) }
+    }
+
     /// out[r] = RMSNorm(x[gather[r]]) * w.
     ///
     /// # Errors
@@ -317,8 +325,8 @@ impl Kernels {
     pub fn norm_f32(&self, source: Rows, w: u64, eps: f32, out: u64) -> Result<(), LaunchError> {
         require("norm_f32", source.width.is_multiple_of(32), || format!("width {}", source.width))?;
         let (rows, n) = (source.rows as i32, source.width as i32);
-        let grid = source.rows.div_ceil(4) as u32;
-        self.row_kernel("norm_f32", grid, 128, params![source.x, source.gather, w, out, rows, n, eps])
+        let (grid, threads) = Self::norm_shape(source.rows);
+        self.row_kernel("norm_f32", grid, threads, params![source.x, source.gather, w, out, rows, n, eps])
     }
 
     /// Normalises (unless `w` is 0) and quantises rows; `out` is q, da, sa.
@@ -328,8 +336,8 @@ impl Kernels {
     pub fn norm_q8(&self, source: Rows, w: u64, eps: f32, out: [u64; 3]) -> Result<(), LaunchError> {
         require("norm_q8", source.width.is_multiple_of(32), || format!("width {}", source.width))?;
         let ([q, da, sa], rows, n) = (out, source.rows as i32, source.width as i32);
-        let grid = source.rows.div_ceil(4) as u32;
-        self.row_kernel("norm_q8", grid, 128, params![source.x, source.gather, w, q, da, sa, rows, n, eps])
+        let (grid, threads) = Self::norm_shape(source.rows);
+        self.row_kernel("norm_q8", grid, threads, params![source.x, source.gather, w, q, da, sa, rows, n, eps])
     }
 
     /// Rotates q, stores rotated k and v.
@@ -390,14 +398,10 @@ impl Kernels {
         let Some(capacity) = self.small_capacity(kind, rows, k) else {
             return Err(LaunchError::Shape { kernel: NAME, reason: format!("{rows} rows of {k} inputs are too many") });
         };
-        let outputs = if args.epilogue == Epilogue::Swiglu as i32 || capacity >= 8 { 2 } else { 1 };
-        let tiles = n.div_ceil(4 * outputs);
         let sms = self.device.multiprocessors as usize;
-        let warps = match () {
-            () if capacity >= 8 || tiles > 16 * sms => 8,
-            () if capacity >= 4 || tiles > 3 * sms => 4,
-            () => 2,
-        };
+        let outputs = if capacity >= 8 && n > 64 * sms { 2 } else { 1 };
+        let tiles = n.div_ceil(4 * outputs);
+        let warps = if capacity >= 8 || tiles > 4 * sms { 8 } else { 4 };
         let shared = Self::small_shared(kind, capacity, k);
         let resident = (self.device.shared_bytes as usize / (shared + 1024)).clamp(1, 16 / warps);
         let blocks = tiles.div_ceil(warps).min(sms * resident);
@@ -529,7 +533,7 @@ impl Kernels {
         let shape = LaunchShape { grid: (rows as u32, 1, 1), threads: 1024, shared: 0 };
         let params = params![logits, sampling, out, last_token, n];
         // SAFETY: arguments of the kernel's types; the caller's buffers hold `rows` rows.
-        Ok(unsafe { self.device.launch(&self.select, shape, Overlap::No, params) }?)
+        Ok(unsafe { self.device.launch(&self.select, shape, Overlap::Early, params) }?)
     }
 }
 

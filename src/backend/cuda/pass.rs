@@ -65,6 +65,9 @@ pub struct Layout {
     pub end: usize,
 }
 
+/// Up to so many rows every block of the small linear kernel normalises and quantises for itself; above, a kernel does it once.
+const PROLOGUE_ROWS: usize = 4;
+
 /// Sizes that memory is allocated for.
 #[derive(Clone, Copy, Debug)]
 pub struct PassLimits {
@@ -433,22 +436,29 @@ impl Pass {
             epilogue: target.epilogue as i32,
             ..LinearArgs::default()
         };
-        let rows = source.rows.rows;
-        if rows <= SMALL_ROWS && self.kernels.small_capacity(matrix.kind, rows, matrix.k).is_some() {
+        let (rows, m) = (source.rows.rows, &self.memory);
+        let small = rows <= SMALL_ROWS && self.kernels.small_capacity(matrix.kind, rows, matrix.k).is_some();
+        if small && rows <= PROLOGUE_ROWS {
             let args = LinearArgs { gather: source.rows.gather, norm: source.norm, ..args };
             return self.kernels.linear_small(matrix.kind, args);
         }
-        let m = &self.memory;
         if matrix.kind.is_block() {
             let quantised = [m.quantised.address(), m.scales.address(), m.sums.address()];
             self.kernels.norm_q8(source.rows, source.norm, self.geometry.rms_eps, quantised)?;
             let [xq, da, sa] = quantised;
-            return self.kernels.linear_tile(matrix.kind, LinearArgs { xq, da, sa, ..args });
+            let args = LinearArgs { xq, da, sa, ..args };
+            return if small {
+                self.kernels.linear_small(matrix.kind, args)
+            } else {
+                self.kernels.linear_tile(matrix.kind, args)
+            };
         }
-        if source.norm == 0 && source.rows.gather == 0 {
-            return self.kernels.linear_tile(matrix.kind, args);
-        }
-        self.kernels.norm_f32(source.rows, source.norm, self.geometry.rms_eps, m.normed.address())?;
-        self.kernels.linear_tile(matrix.kind, LinearArgs { x: m.normed.address(), ..args })
+        let args = if source.norm == 0 {
+            LinearArgs { gather: source.rows.gather, ..args }
+        } else {
+            self.kernels.norm_f32(source.rows, source.norm, self.geometry.rms_eps, m.normed.address())?;
+            LinearArgs { x: m.normed.address(), ..args }
+        };
+        if small { self.kernels.linear_small(matrix.kind, args) } else { self.kernels.linear_tile(matrix.kind, args) }
     }
 }

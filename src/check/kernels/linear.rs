@@ -150,7 +150,9 @@ impl Case {
         };
         let (norm, gather) =
             (address(norm.as_ref().map(|b| b.address())), address(gather.as_ref().map(|b| b.address())));
-        if small {
+        // Half of the block cases hand the small kernel rows that were quantised before.
+        let ahead = small && kind.is_block() && (self.rows + self.k / 32).is_multiple_of(2);
+        if small && !ahead {
             bench.kernels.linear_small(kind, LinearArgs { norm, gather, ..args })?;
             return bench.read(&out);
         }
@@ -166,7 +168,11 @@ impl Case {
             bench.kernels.norm_f32(source, norm, EPS, normed.address())?;
             args.x = normed.address();
         }
-        bench.kernels.linear_tile(kind, args)?;
+        if small {
+            bench.kernels.linear_small(kind, args)?;
+        } else {
+            bench.kernels.linear_tile(kind, args)?;
+        }
         bench.read(&out)
     }
 }
