@@ -29,7 +29,6 @@ __device__ __forceinline__ void attend_prefill(const AttendArgs& a) {
     float* q = shared;
     float* scores = q + DISTS * D;
     __shared__ float running_m[DISTS], running_l[DISTS], factor_a[DISTS], factor_b[DISTS];
-    grid_launch_next();
     grid_wait();
     const int group = a.heads / a.kv_heads, chunks = (group + HEADS - 1) / HEADS, chunk = blockIdx.x % chunks;
     const int kv_head = blockIdx.x / chunks, head0 = kv_head * group + chunk * HEADS, heads = min(HEADS, group - chunk * HEADS);
@@ -154,6 +153,7 @@ __device__ __forceinline__ void attend_prefill(const AttendArgs& a) {
         }
         __syncthreads();
     }
+    grid_launch_next();
 #pragma unroll
     for (int i = 0; i < PER_WARP; ++i) {
         const int dist = warp * PER_WARP + i, row = dist / HEADS, head = dist % HEADS;

@@ -289,11 +289,12 @@ __device__ __forceinline__ void linear_small(const LinearArgs& a) {
     Shared<RB> s(a.k);
     const int warps = blockDim.x >> 5, lane = threadIdx.x & 31, g = lane & 7;
     const int tiles = (a.n + 4 * NPT - 1) / (4 * NPT);
-    grid_launch_next();
+    if (RB <= 4) grid_launch_next();
     const int first = (blockIdx.x * warps + (threadIdx.x >> 5)) * 4 + (lane >> 3);
     prefetch_weights<NPT>(a, first * NPT, g * s.span, s.span);
     grid_wait();
     load_rows<RB>(a, s);
+    if (RB > 4) grid_launch_next();
     for (int tile = blockIdx.x * warps + (threadIdx.x >> 5); tile < tiles; tile += gridDim.x * warps) {
         const int n0 = (tile * 4 + (lane >> 3)) * NPT;
         float acc[NPT][RB];

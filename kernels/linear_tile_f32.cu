@@ -35,7 +35,6 @@ __device__ __forceinline__ void linear_tile(const LinearArgs& a) {
 
     const int lr = threadIdx.x >> 2, lk = 4 * (threadIdx.x & 3);
     float4 xa[A_QUADS], wa;
-    grid_launch_next();
     grid_wait();
     auto fetch = [&](int k) {
 #pragma unroll
@@ -97,6 +96,7 @@ __device__ __forceinline__ void linear_tile(const LinearArgs& a) {
         if (more) stage(buffer ^ 1);
         __syncthreads();
     }
+    grid_launch_next();
 #pragma unroll 1
     for (; group < 8; ++group)
 #pragma unroll

@@ -91,7 +91,6 @@ extern "C" __global__ void __launch_bounds__(128, 2) linear_tile_q8(LinearArgs a
         for (int j = 0; j < 4; ++j)
 #pragma unroll
             for (int e = 0; e < 4; ++e) acc[i][j][e] = 0.0f, tree[i][j][e] = {0.0f, 0.0f, 0.0f};
-    grid_launch_next();
     grid_wait();
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) {
@@ -169,6 +168,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) linear_tile_q8(LinearArgs a
         }
         if (chunk > 0 && ahead - 1 < chunks) store_scales(stages[(ahead - 1) % STAGES], stored);
     }
+    grid_launch_next();
     // Groups that did not fill, then the empty ones (+0).
 #pragma unroll 1
     for (; group < 8; ++group)

@@ -71,7 +71,6 @@ extern "C" __global__ void embed_block(const u32* __restrict__ tok_id, const i8*
 // Rows gathered through `gather` when it is not null.
 extern "C" __global__ void norm_f32(const float* __restrict__ x, const u32* __restrict__ gather, const float* __restrict__ w,
                                     float* __restrict__ out, int rows, int n, float eps) {
-    grid_launch_next();
     grid_wait();
     const int row = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
     if (row >= rows) return;
@@ -84,7 +83,6 @@ extern "C" __global__ void norm_f32(const float* __restrict__ x, const u32* __re
 // xq [rows][n], da and sa [rows][n/32]; w null means no norm. n is a multiple of 32.
 extern "C" __global__ void norm_q8(const float* __restrict__ x, const u32* __restrict__ gather, const float* __restrict__ w,
                                    i8* __restrict__ xq, float* __restrict__ da, float* __restrict__ sa, int rows, int n, float eps) {
-    grid_launch_next();
     grid_wait();
     const int row = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
     if (row >= rows) return;
@@ -128,7 +126,6 @@ struct RopeArgs {
 };
 
 extern "C" __global__ void rope_kv(RopeArgs a) {
-    grid_launch_next();
     grid_wait();
     const int half = a.head_dim / 2, q_dim = a.heads * a.head_dim, kv_dim = a.kv_heads * a.head_dim;
     float* row = a.qkv + (size_t)blockIdx.x * (q_dim + 2 * kv_dim);
