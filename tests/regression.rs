@@ -2,6 +2,8 @@
 
 mod http_support;
 
+use std::process::Command;
+
 use http_support::binary::Binary;
 use http_support::client::{get, post, send};
 use serde_json::json;
@@ -54,4 +56,33 @@ fn a_content_encoding_is_refused_and_not_ignored() {
         send(server.address, "POST", "/v1/generate", &headers, body.as_bytes()).response().status
     };
     assert_eq!((sent("gzip"), sent("br"), sent("identity")), (415, 415, 200));
+}
+
+#[test]
+fn parts_of_characters_have_names_of_their_own_among_log_probabilities() {
+    let server = Binary::tiny(&[]);
+    // The tiny model repeats its prompt: the two bytes of é, which are no text one by one.
+    let body = json!({"model": "tiny", "prompt": [[195], [169]], "max_tokens": 1, "temperature": 0, "logprobs": 20});
+    let answer = post(server.address, "/v1/completions", &body).json();
+    let mut parts = 0;
+    for choice in answer["choices"].as_array().unwrap() {
+        let top = choice["logprobs"]["top_logprobs"][0].as_object().unwrap();
+        assert!(top.len() >= 20, "names collide: {top:?}");
+        assert!(!top.keys().any(|name| name.contains('\u{fffd}')), "{top:?}");
+        parts += top.keys().filter(|name| name.starts_with("bytes:\\x")).count();
+    }
+    assert!(parts > 0, "{answer}");
+}
+
+#[test]
+fn a_port_in_use_is_named_with_the_keys_that_choose_another() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let run = Command::new(env!("CARGO_BIN_EXE_crucible"))
+        .args(["serve", "--config", "config/cpu-test.toml", "--set", &format!("server.port={}", address.port())])
+        .output()
+        .expect("the binary");
+    let text = String::from_utf8_lossy(&run.stderr);
+    assert_eq!(run.status.code(), Some(1), "{text}");
+    assert!(text.contains(&address.to_string()) && text.contains("server.port"), "{text}");
 }

@@ -57,7 +57,8 @@ pub async fn serve(service: web::Data<Service>, ready: impl FnOnce(SocketAddr)) 
         .tcp_nodelay(true)
         .shutdown_timeout(FLUSH_SECONDS)
         .disable_signals()
-        .bind((config.host, config.port))?;
+        .bind((config.host, config.port))
+        .map_err(|e| cannot_listen(SocketAddr::new(config.host, config.port), &e))?;
     let address = server.addrs().first().copied().unwrap_or_else(|| SocketAddr::new(config.host, config.port));
     let server = server.run();
     let handle = server.handle();
@@ -72,6 +73,12 @@ pub async fn serve(service: web::Data<Service>, ready: impl FnOnce(SocketAddr)) 
     wind_down(&service, &handle, &mut signals, &ending).await;
     drop(running);
     Ok(ending)
+}
+
+/// The error of the system with the address that it is about.
+fn cannot_listen(address: SocketAddr, error: &io::Error) -> io::Error {
+    let text = format!("cannot listen on {address}: {error}; choose another server.host or server.port");
+    io::Error::new(error.kind(), text)
 }
 
 /// SIGTERM and Ctrl-C.

@@ -91,17 +91,31 @@ impl Logprobs {
     /// Appends a token whose text starts at `offset`, in characters; returns where the next one starts.
     fn push(&mut self, token: &GeneratedToken, offset: usize, vocabulary: &dyn Vocabulary) -> usize {
         let Some(values) = &token.logprobs else { return offset };
-        let text = vocabulary.token_text(token.id);
+        let (text, characters) = name(token.id, vocabulary);
         let mut top: Map<String, Value> =
-            values.top.iter().map(|&(id, logprob)| (vocabulary.token_text(id), json!(logprob))).collect();
+            values.top.iter().map(|&(id, logprob)| (name(id, vocabulary).0, json!(logprob))).collect();
         top.insert(text.clone(), json!(values.chosen));
-        let next = offset + text.chars().count();
+        let next = offset + characters;
         self.tokens.push(text);
         self.token_logprobs.push(values.chosen);
         self.top_logprobs.push(top);
         self.text_offset.push(offset);
         next
     }
+}
+
+/// What a token is called here, and the characters that begin in it. Part of a character has no text of its own and would share
+/// one replacement character with all others, so it is called by its bytes, as OpenAI does: `bytes:\xe3\x81`.
+fn name(id: u32, vocabulary: &dyn Vocabulary) -> (String, usize) {
+    let bytes = vocabulary.token_bytes(id);
+    if std::str::from_utf8(&bytes).is_ok() {
+        let text = vocabulary.token_text(id);
+        let characters = text.chars().count();
+        return (text, characters);
+    }
+    let escaped = bytes.iter().fold("bytes:".to_owned(), |name, byte| format!("{name}\\x{byte:02x}"));
+    // A byte 10xxxxxx continues a character, every other one begins one.
+    (escaped, bytes.iter().filter(|&&byte| byte & 0xc0 != 0x80).count())
 }
 
 /// The body of whole answers; `echo` holds the text before each of them, or nothing.
