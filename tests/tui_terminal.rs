@@ -19,7 +19,8 @@ const SENTENCE: &str = "The capital of France is Paris.";
 /// A terminal of 80 by 24 with the client running in it.
 fn opened(stub: &Stub, options: &str) -> Pane {
     let pane = Pane::open(80, 24);
-    pane.run(&format!("{PROGRAM} tui --target {} {options}; echo code $?", stub.url));
+    // A long answer must outlast a slow machine.
+    pane.run(&format!("{PROGRAM} tui --target {} --set max_tokens=2000 {options}; echo code $?", stub.url));
     pane.wait("● ready");
     pane
 }
@@ -74,7 +75,7 @@ fn text_appears_while_it_is_generated() {
     assert!(late.contains(SENTENCE) && late.contains("7 tokens"), "{late}");
     assert!(late.contains("gap") && late.contains("tok/s"), "{late}");
     let body = last_body(&stub);
-    assert_eq!((&body["max_tokens"], body.get("temperature")), (&json!(256), None), "greedy unless told otherwise");
+    assert_eq!((&body["max_tokens"], body.get("temperature")), (&json!(2000), None), "greedy unless told otherwise");
 }
 
 #[test]

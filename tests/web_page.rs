@@ -140,6 +140,7 @@ async fn a_keyboard_is_enough() {
     browser.wait(IS_OVER).await;
     assert_eq!(browser.text("document.querySelector('.question .text').textContent").await, "one\ntwo");
 
+    fill(&mut browser, "max-tokens", "2000").await;
     browser.insert("Tell a long story").await;
     browser.key("Enter").await;
     browser.wait(&format!("{ANSWER}.length > 20")).await;
@@ -175,6 +176,7 @@ async fn stopping_and_leaving_cancel_on_the_server() {
     let Some(program) = browser::program(4) else { return };
     let stub = Stub::start(PACE);
     let mut browser = opened(&program, &stub).await;
+    fill(&mut browser, "max-tokens", "2000").await;
     ask(&mut browser, "Tell a long story").await;
     browser.wait(&format!("{ANSWER}.length > 20")).await;
     browser.click("#stop").await;
@@ -332,6 +334,7 @@ async fn light_and_dark_follow_the_system_and_both_can_be_read() {
     let mut browser = opened(&program, &stub).await;
     browser.picture("web-welcome").await;
     asked(&mut browser, "What is the capital of France?").await;
+    fill(&mut browser, "max-tokens", "2000").await;
     ask(&mut browser, "Tell a long story").await;
     browser.wait(&format!("{ANSWER}.length > 300")).await;
     browser.point_at(".turn:first-child .t:nth-child(6)").await;

@@ -43,6 +43,7 @@ pub async fn serve(service: web::Data<Service>, ready: impl FnOnce(SocketAddr)) 
             .app_data(web::Data::new(WorkerHub::default()))
             .wrap(middleware::from_fn(intake::authorise))
             .configure(routes)
+            .configure(crate::web::configure)
             .default_service(web::to(not_found))
     };
     let keep_alive = match config.keep_alive {
