@@ -86,3 +86,15 @@ fn a_port_in_use_is_named_with_the_keys_that_choose_another() {
     assert_eq!(run.status.code(), Some(1), "{text}");
     assert!(text.contains(&address.to_string()) && text.contains("server.port"), "{text}");
 }
+
+#[test]
+fn a_load_balancer_that_only_looks_gets_the_head_without_the_body() {
+    let server = Binary::tiny(&[]);
+    for path in ["/health", "/ready", "/stats", "/metrics", "/v1/models"] {
+        let mut pending = send(server.address, "HEAD", path, &[], &[]);
+        assert_eq!(pending.head().status, 200, "{path}");
+        assert_eq!(pending.rest(), b"", "{path}");
+    }
+    let mut pending = send(server.address, "HEAD", "/v1/generate", &[], &[]);
+    assert_eq!(pending.head().status, 405);
+}

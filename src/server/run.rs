@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use actix_web::dev::ServerHandle;
 use actix_web::http::{KeepAlive, Method, header};
-use actix_web::{App, HttpRequest, HttpResponse, HttpServer, Resource, Route, middleware, web};
+use actix_web::{App, HttpRequest, HttpResponse, HttpServer, Resource, Route, guard, middleware, web};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
@@ -152,20 +152,25 @@ fn routes(app: &mut web::ServiceConfig) {
         .service(resource("/v1/generate/stream", "POST", web::post().to(generate::generate_stream)))
         .service(resource("/v1/chat/completions", "POST", web::post().to(openai::chat_completions)))
         .service(resource("/v1/completions", "POST", web::post().to(openai::completions)))
-        .service(resource("/v1/models", "GET", web::get().to(openai::list_models)))
-        .service(resource("/v1/models/{id:.+}", "GET", web::get().to(openai::one_model)))
+        .service(resource("/v1/models", "GET, HEAD", reading().to(openai::list_models)))
+        .service(resource("/v1/models/{id:.+}", "GET, HEAD", reading().to(openai::one_model)))
         .service(resource("/tokenize", "POST", web::post().to(tools::tokenize)))
         .service(resource("/detokenize", "POST", web::post().to(tools::detokenize)))
-        .service(resource("/health", "GET", web::get().to(status::health)))
-        .service(resource("/ready", "GET", web::get().to(status::ready)))
-        .service(resource("/metrics", "GET", web::get().to(status::metrics)))
-        .service(resource("/stats", "GET", web::get().to(status::stats)));
+        .service(resource("/health", "GET, HEAD", reading().to(status::health)))
+        .service(resource("/ready", "GET, HEAD", reading().to(status::ready)))
+        .service(resource("/metrics", "GET, HEAD", reading().to(status::metrics)))
+        .service(resource("/stats", "GET, HEAD", reading().to(status::stats)));
 }
 
-/// A path with its one method; others get 405 with the method that is allowed.
+/// GET, and HEAD for those who only look (load balancers); the server leaves the body out of an answer to HEAD.
+fn reading() -> Route {
+    web::route().guard(guard::Any(guard::Get()).or(guard::Head()))
+}
+
+/// A path with its methods; others get 405 with the methods that are allowed.
 fn resource(path: &str, method: &'static str, route: Route) -> Resource {
     let refused = move |request: HttpRequest, service: web::Data<Service>| async move {
-        let text = format!("{} has the method {method}, not {}", request.path(), request.method());
+        let text = format!("{} takes {method}, not {}", request.path(), request.method());
         let mut response = intake::refuse(&service, &request, &ApiError::new(Code::MethodNotAllowed, text));
         response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static(method));
         response

@@ -97,6 +97,13 @@ impl Pending {
         Response { status, headers, body: Vec::new() }
     }
 
+    /// Everything until the server closes the connection.
+    pub fn rest(&mut self) -> Vec<u8> {
+        let mut rest = Vec::new();
+        self.stream.read_to_end(&mut rest).expect("a closed connection");
+        rest
+    }
+
     /// One chunk of a chunked body; `None` at the end.
     ///
     /// # Errors
