@@ -53,7 +53,8 @@ fn the_terminal_client_chats_shares_a_batch_cancels_and_goes_on() {
     pane.wait("1 / 16");
     let body = json!({"prompt": "Once upon a time", "max_tokens": 1000, "ignore_eos": true});
     let mut other = send_json(server.address, "/v1/generate/stream", &body);
-    assert_eq!(other.read_events(4).len(), 4);
+    assert_eq!(other.head().status, 200);
+    other.read_events(4);
     pane.wait("2 / 16");
     assert!(stats(&server)["decode_batch_peak"].as_u64() >= Some(2), "both decode in one step");
 
