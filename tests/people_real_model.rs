@@ -70,6 +70,7 @@ fn the_terminal_client_chats_shares_a_batch_cancels_and_goes_on() {
     pane.press(&["Enter"]);
     pane.wait(" · stop");
     until("reuse after the cancellation", || stats(&server)["completed_requests"] == 2 && at_rest(&server));
+    pane.wait("0 / 16");
 
     pane.write(STORY);
     pane.press(&["Enter"]);
