@@ -34,13 +34,13 @@ __device__ __forceinline__ float biased_byte(u32 word) {
 __device__ __forceinline__ float exp_c(float x) {
     x = fminf(fmaxf(x, -87.0f), 88.0f);
     float n = rintf(x * __uint_as_float(0x3fb8aa3bu));
-    float r = fma_(-n, __uint_as_float(0x3f317218u), x);
-    r = fma_(-n, __uint_as_float(0xb102e308u), r);
+    float h = fma_(-n, __uint_as_float(0x3f317218u), x);
+    float r = fma_(-n, __uint_as_float(0xb102e308u), h);
     float q = fma_(__uint_as_float(0x3ab511f0u), r, __uint_as_float(0x3c091d13u));
     q = fma_(q, r, __uint_as_float(0x3d2aac79u));
     q = fma_(q, r, __uint_as_float(0x3e2aaa48u));
     q = fma_(q, r, __uint_as_float(0x3efffffeu));
-    float e = fma_(q, r * r, r) + 1.0f;
+    float e = (h + fma_(-n, __uint_as_float(0xb102e308u), q * (r * r))) + 1.0f;
     return e * __int_as_float((__float2int_rn(n) + 127) << 23);
 }
 

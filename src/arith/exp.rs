@@ -3,9 +3,11 @@
 //! ```text
 //! x clamped to [-87, 88]
 //! n = round_to_nearest_even(x * LOG2_E)
-//! r = fma(-n, LN2_HI, x);  r = fma(-n, LN2_LO, r)          LN2_HI = f32(ln 2): the first step is exact
+//! h = fma(-n, LN2_HI, x)                                   exact: LN2_HI = f32(ln 2)
+//! r = fma(-n, LN2_LO, h)
 //! q = fma(fma(fma(fma(C6, r, C5), r, C4), r, C3), r, C2)   minimax for (e^r - 1 - r) / r^2, |r| <= ln2/2
-//! e = fma(q, r*r, r) + 1
+//! s = fma(-n, LN2_LO, q * (r*r))
+//! e = (h + s) + 1                                          h, not r: the rounding of r stays out of the leading term
 //! exp_c = e * 2^n                                          n in [-126, 127], so 2^n is normal and the product exact
 //! ```
 //! The coefficients were fitted for this engine (Lawson's iteration on the relative error of e^r: 3.1e-9).
@@ -36,9 +38,10 @@ pub const C6: f32 = f32::from_bits(0x3ab5_11f0);
 pub fn exp_c(x: f32) -> f32 {
     let x = x.clamp(EXP_MIN, EXP_MAX);
     let n = (x * LOG2_E).round_ties_even();
-    let r = (-n).mul_add(LN2_HI, x);
-    let r = (-n).mul_add(LN2_LO, r);
+    let h = (-n).mul_add(LN2_HI, x);
+    let r = (-n).mul_add(LN2_LO, h);
     let q = C6.mul_add(r, C5).mul_add(r, C4).mul_add(r, C3).mul_add(r, C2);
-    let e = q.mul_add(r * r, r) + 1.0;
+    let s = (-n).mul_add(LN2_LO, q * (r * r));
+    let e = (h + s) + 1.0;
     e * f32::from_bits((((n as i32) + 127) as u32) << 23)
 }

@@ -232,9 +232,10 @@ pub fn exp<S: Simd>(x: S::F) -> S::F {
     let s = S::splat;
     let x = S::min(s(EXP_MAX), S::max(s(EXP_MIN), x));
     let n = S::round(S::mul(x, s(LOG2_E)));
-    let r = S::fnma(n, s(LN2_HI), x);
-    let r = S::fnma(n, s(LN2_LO), r);
+    let h = S::fnma(n, s(LN2_HI), x);
+    let r = S::fnma(n, s(LN2_LO), h);
     let q = S::fma(S::fma(S::fma(S::fma(s(C6), r, s(C5)), r, s(C4)), r, s(C3)), r, s(C2));
-    let e = S::add(S::fma(q, S::mul(r, r), r), s(1.0));
+    let tail = S::fnma(n, s(LN2_LO), S::mul(q, S::mul(r, r)));
+    let e = S::add(S::add(h, tail), s(1.0));
     S::mul(e, S::pow2(n))
 }
