@@ -44,7 +44,7 @@ fn the_terminal_client_chats_shares_a_batch_cancels_and_goes_on() {
     pane.wait("● ready");
     pane.write("What is the name of the capital of France?");
     pane.press(&["Enter"]);
-    pane.wait(" · stop");
+    pane.wait_said("· stop");
     assert!(pane.screen().contains("Paris"), "{}", pane.screen());
     until("the first answer is accounted for", || stats(&server)["completed_requests"] == 1 && at_rest(&server));
 
@@ -59,7 +59,7 @@ fn the_terminal_client_chats_shares_a_batch_cancels_and_goes_on() {
     assert!(stats(&server)["decode_batch_peak"].as_u64() >= Some(2), "both decode in one step");
 
     pane.press(&["Escape"]);
-    pane.wait("stopped by you");
+    pane.wait_said("stopped by you");
     until("only the other client is left", || stats(&server)["active_requests"] == 1);
     assert_eq!(stats(&server)["cancelled_requests"], 1);
     drop(other);
@@ -68,7 +68,7 @@ fn the_terminal_client_chats_shares_a_batch_cancels_and_goes_on() {
     pane.press(&["C-n"]);
     pane.write("What is the name of the capital of France?");
     pane.press(&["Enter"]);
-    pane.wait(" · stop");
+    pane.wait_said("· stop");
     until("reuse after the cancellation", || stats(&server)["completed_requests"] == 2 && at_rest(&server));
     pane.wait("0 / 16");
 

@@ -71,7 +71,7 @@ fn text_appears_while_it_is_generated() {
     let early = pane.wait("The capital");
     assert!(!early.contains("Paris"), "the answer comes token by token:\n{early}");
     assert!(early.contains("Esc stop"), "how to stop it is told");
-    let late = pane.wait(" · stop");
+    let late = pane.wait_said("· stop");
     assert!(late.contains(SENTENCE) && late.contains("7 tokens"), "{late}");
     assert!(late.contains("gap") && late.contains("tok/s"), "{late}");
     let body = last_body(&stub);
@@ -88,7 +88,7 @@ fn escape_cancels_on_the_server_and_the_next_question_is_answered() {
     ask(&pane, "Tell a long story");
     pane.wait("Paris. It lies");
     pane.press(&["Escape"]);
-    pane.wait("stopped by you");
+    pane.wait_said("stopped by you");
     wait_for("the cancellation", || stub.seen().cancelled == 1 && stub.seen().active == 0);
     pane.wait(&format!("0 / {PAGES}"));
     ask(&pane, "And the capital?");
@@ -216,7 +216,7 @@ fn the_picture_follows_the_size_of_the_terminal() {
         pane.wait_until(&format!("a picture of {columns} by {rows}"), whole);
     }
     pane.press(&["Escape"]);
-    pane.wait("stopped by you");
+    pane.wait_said("stopped by you");
 }
 
 #[test]

@@ -90,6 +90,11 @@ impl Pane {
         self.wait_until(text, |screen| screen.contains(text))
     }
 
+    /// Waits until the conversation holds a text, wherever its lines are broken: the summary of an answer is as long as its figures.
+    pub fn wait_said(&self, text: &str) -> String {
+        self.wait_until(text, |screen| said(screen).contains(text))
+    }
+
     /// Waits until a text is gone.
     pub fn wait_gone(&self, text: &str) -> String {
         self.wait_until(&format!("no {text}"), |screen| !screen.contains(text))
@@ -113,4 +118,10 @@ impl Drop for Pane {
     fn drop(&mut self) {
         let _ = Command::new("tmux").args(["-L", &self.server, "kill-server"]).stderr(Stdio::null()).status();
     }
+}
+
+/// The words of a screen's first panel, one space between them.
+fn said(screen: &str) -> String {
+    let words = screen.lines().filter_map(|line| line.split('│').nth(1)).flat_map(str::split_whitespace);
+    words.collect::<Vec<_>>().join(" ")
 }
