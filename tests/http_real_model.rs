@@ -117,6 +117,8 @@ fn a_burst_under_pressure_is_served_or_refused_and_every_page_is_back() {
     let body = json!({"prompt": "The capital of France is", "max_tokens": 100, "ignore_eos": true});
     // Set-up traffic, counted apart.
     assert_eq!(post(server.address, "/v1/generate", &body).status, 200);
+    // The client has its answer before the account has closed it.
+    until("the set-up traffic is accounted for", || settled(&server));
     let before = stats(&server);
     let burst: Vec<_> = (0..24).map(|_| send_json(server.address, "/v1/generate", &body)).collect();
     let responses: Vec<_> = burst.into_iter().map(|p| p.response()).collect();
