@@ -18,16 +18,17 @@ pub struct CompileReport {
     pub faults: Vec<(String, Fault)>,
 }
 
-/// Compiles each program for each architecture. `libraries` is searched first for the compiler.
+/// Compiles each program for each architecture. `libraries` is searched first for the compiler; `kernels` replaces embedded sources.
 ///
 /// # Errors
 /// No compiler, or a program that does not compile.
 pub fn compile(
     libraries: Option<&Path>,
+    kernels: Option<&Path>,
     architectures: &[String],
     programs: &[Program],
 ) -> Result<CompileReport, CompileError> {
-    let compiler = Compiler::open(libraries)?;
+    let compiler = Compiler::open(libraries, kernels)?;
     let mut report = CompileReport { version: compiler.version, ..CompileReport::default() };
     for architecture in architectures {
         for &program in programs {

@@ -80,6 +80,8 @@ pub struct Setup {
     pub graphs: GraphLimits,
     /// Folder to search first for the compiler (CUDA).
     pub libraries: Option<PathBuf>,
+    /// Folder of kernel sources that replace embedded ones (CUDA).
+    pub kernels: Option<PathBuf>,
     /// Folder of compiled kernels (CUDA).
     pub cache_dir: Option<PathBuf>,
 }
@@ -127,6 +129,7 @@ impl Subject {
                     graphs: setup.graphs,
                     cache_dir: setup.cache_dir.clone(),
                     libraries: setup.libraries.clone(),
+                    kernels: setup.kernels.clone(),
                 };
                 CudaBackend::new(weights, profile, &config).map(|b| Subject::Cuda(Box::new(b)))
             }

@@ -27,6 +27,8 @@ pub struct Options {
     pub seed: u64,
     /// Folder to search first for the compiler.
     pub libraries: Option<PathBuf>,
+    /// Folder of kernel sources that replace embedded ones.
+    pub kernels: Option<PathBuf>,
     /// Folder of compiled kernels.
     pub cache_dir: Option<PathBuf>,
     /// Fuzz sets of `packed`.
@@ -145,6 +147,7 @@ impl<'a> Stage<'a> {
             tokens: 1280,
             graphs: GraphLimits::default(),
             libraries: self.options.libraries.clone(),
+            kernels: self.options.kernels.clone(),
             cache_dir: self.options.cache_dir.clone(),
         }
     }

@@ -128,6 +128,7 @@ fn cuda(config: &Config, weights: ModelWeights) -> BackendFactory {
         },
         cache_dir: config.cache_dir.clone().or_else(pull::default_cache_dir).map(|dir| dir.join("kernels")),
         libraries: config.executor.libraries.clone(),
+        kernels: None,
     };
     let profile = config.model.profile;
     Box::new(move || Ok(Box::new(CudaBackend::new(weights, profile, &settings)?) as Box<dyn Backend>))

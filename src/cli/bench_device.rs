@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
-use super::check::profile;
+use super::check::{announce, profile};
 use crate::backend::cuda::GraphLimits;
 use crate::bench::{profile, step};
 use crate::check::models::{Setup, Shape, Which};
@@ -25,6 +25,9 @@ pub struct BenchArgs {
     /// Folder to search first for the kernel compiler.
     #[arg(long)]
     libraries: Option<PathBuf>,
+    /// Folder of kernel sources that replace embedded ones of the same name: for trying a kernel.
+    #[arg(long, value_name = "DIR")]
+    kernels: Option<PathBuf>,
     /// Folder of compiled kernels.
     #[arg(long)]
     cache: Option<PathBuf>,
@@ -39,6 +42,7 @@ impl BenchArgs {
             tokens: 4096,
             graphs: GraphLimits::default(),
             libraries: self.libraries.clone(),
+            kernels: self.kernels.clone(),
             cache_dir: self.cache.clone(),
         }
     }
@@ -49,6 +53,7 @@ impl BenchArgs {
 /// # Errors
 /// The backend's.
 pub fn run_step(args: &BenchArgs) -> Result<(), Box<dyn std::error::Error>> {
+    announce(args.kernels.as_deref())?;
     let vocab = args.model.geometry().vocab;
     for &numerics in &args.profile {
         let mut player = step::open(args.model, numerics, MatrixFormat::Q8_0, &args.setup())?;
@@ -81,6 +86,7 @@ pub fn run_step(args: &BenchArgs) -> Result<(), Box<dyn std::error::Error>> {
 /// # Errors
 /// The device's.
 pub fn run_profile(args: &BenchArgs) -> Result<(), Box<dyn std::error::Error>> {
+    announce(args.kernels.as_deref())?;
     let vocab = args.model.geometry().vocab;
     for &numerics in &args.profile {
         let mut player = step::open(args.model, numerics, MatrixFormat::Q8_0, &args.setup())?;

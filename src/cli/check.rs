@@ -1,12 +1,13 @@
 //! `crucible check`: the validation suites.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args as ClapArgs, Subcommand};
 
 use super::Outcome;
 use crate::backend::cuda::program::{ARCHITECTURES, Program};
+use crate::backend::cuda::sources::{SourceError, Sources};
 use crate::check::models::{Shape, Which};
 use crate::check::suites::{self, Suite};
 use crate::check::{compile, kernels};
@@ -62,6 +63,9 @@ struct CompileArgs {
     /// Folder to search first for the kernel compiler (an unpacked nvidia-cuda-nvrtc wheel will do).
     #[arg(long)]
     libraries: Option<PathBuf>,
+    /// Folder of kernel sources that replace embedded ones of the same name: for trying a kernel, or breaking one on purpose.
+    #[arg(long, value_name = "DIR")]
+    kernels: Option<PathBuf>,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -90,6 +94,9 @@ struct SuiteArgs {
     /// Folder to search first for the kernel compiler.
     #[arg(long)]
     libraries: Option<PathBuf>,
+    /// Folder of kernel sources that replace embedded ones of the same name: for trying a kernel, or breaking one on purpose.
+    #[arg(long, value_name = "DIR")]
+    kernels: Option<PathBuf>,
     /// Folder of compiled kernels.
     #[arg(long)]
     cache: Option<PathBuf>,
@@ -100,6 +107,15 @@ pub(super) fn profile(name: &str) -> Result<Profile, String> {
         .into_iter()
         .find(|p| p.name() == name)
         .ok_or_else(|| format!("{name} is no profile, they are f32, int8 and q8"))
+}
+
+/// Says which kernels are not the embedded ones.
+pub(super) fn announce(kernels: Option<&Path>) -> Result<(), SourceError> {
+    if let Some(folder) = kernels {
+        let replaced = Sources::overlaid(kernels)?.replaced;
+        println!("NOT THE EMBEDDED KERNELS: {} from {}", replaced.join(", "), folder.display());
+    }
+    Ok(())
 }
 
 /// Runs the suite; fails when anything in it fails.
@@ -120,12 +136,14 @@ pub fn run(args: &Args) -> Outcome {
         Command::Invariance(args) => (args, vec![Suite::Invariance]),
         Command::All(args) => (args, Suite::ALL.to_vec()),
     };
+    announce(args.kernels.as_deref())?;
     let with_kernels = matches!(chosen.len(), 0 | 11) && args.backend == Which::Cuda;
     let mut failures = 0;
     if with_kernels {
         failures += kernels::run(&kernels::Options {
             device: 0,
             libraries: args.libraries.clone(),
+            kernels: args.kernels.clone(),
             cache_dir: args.cache.clone(),
             seed: args.seed,
             shapes: args.shapes,
@@ -137,6 +155,7 @@ pub fn run(args: &Args) -> Outcome {
         profiles: args.profile.clone(),
         seed: args.seed,
         libraries: args.libraries.clone(),
+        kernels: args.kernels.clone(),
         cache_dir: args.cache.clone(),
         sets: args.sets,
         steps: args.steps,
@@ -153,10 +172,11 @@ pub fn run(args: &Args) -> Outcome {
 }
 
 fn run_compile(args: &CompileArgs) -> Outcome {
+    announce(args.kernels.as_deref())?;
     let all = args.arch.iter().any(|a| a == "all");
     let architectures: Vec<String> = if all { ARCHITECTURES.map(String::from).to_vec() } else { args.arch.clone() };
     let programs = if args.full { Program::all() } else { Program::shipped() };
-    let report = compile::compile(args.libraries.as_deref(), &architectures, &programs)?;
+    let report = compile::compile(args.libraries.as_deref(), args.kernels.as_deref(), &architectures, &programs)?;
     for (what, fault) in &report.faults {
         println!("{what}: {}: {}", fault.rule, fault.line);
     }

@@ -61,7 +61,7 @@ impl Cache {
         program: Program,
         architecture: &str,
     ) -> Result<(Vec<u8>, Source), CompileError> {
-        let key = program.key(architecture, compiler.version);
+        let key = program.key(&compiler.sources, architecture, compiler.version);
         let path = self.path(&key);
         if let Some(bytes) = path.as_deref().and_then(|p| std::fs::read(p).ok()) {
             if let Some(content) = open_entry(&key, &bytes) {
@@ -108,10 +108,11 @@ mod tests {
     #[test]
     fn source_macros_architecture_and_compiler_all_name_the_entry() {
         use super::super::program::Kind;
-        let base = Program::LinearSmall(Kind::Int8).key("sm_90a", (13, 0));
-        assert_ne!(base, Program::LinearSmall(Kind::F32).key("sm_90a", (13, 0)));
-        assert_ne!(base, Program::LinearSmall(Kind::Int8).key("sm_80", (13, 0)));
-        assert_ne!(base, Program::LinearSmall(Kind::Int8).key("sm_90a", (13, 1)));
-        assert_eq!(base, Program::LinearSmall(Kind::Int8).key("sm_90a", (13, 0)));
+        let sources = super::super::sources::Sources::embedded();
+        let base = Program::LinearSmall(Kind::Int8).key(&sources, "sm_90a", (13, 0));
+        assert_ne!(base, Program::LinearSmall(Kind::F32).key(&sources, "sm_90a", (13, 0)));
+        assert_ne!(base, Program::LinearSmall(Kind::Int8).key(&sources, "sm_80", (13, 0)));
+        assert_ne!(base, Program::LinearSmall(Kind::Int8).key(&sources, "sm_90a", (13, 1)));
+        assert_eq!(base, Program::LinearSmall(Kind::Int8).key(&sources, "sm_90a", (13, 0)));
     }
 }

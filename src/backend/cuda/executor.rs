@@ -51,6 +51,8 @@ pub struct CudaConfig {
     pub cache_dir: Option<PathBuf>,
     /// Folder that is searched first for the kernel compiler.
     pub libraries: Option<PathBuf>,
+    /// Folder of kernel sources that replace embedded ones, for checks and benchmarks alone.
+    pub kernels: Option<PathBuf>,
 }
 
 /// A submitted step.
@@ -148,7 +150,7 @@ impl CudaBackend {
         let g = weights.geometry.clone();
         check_geometry(&g)?;
         let device = Device::open(config.device).map_err(unavailable)?;
-        let compiler = Compiler::open(config.libraries.as_deref()).map_err(unavailable)?;
+        let compiler = Compiler::open(config.libraries.as_deref(), config.kernels.as_deref()).map_err(unavailable)?;
         let cache = Cache::new(config.cache_dir.clone());
         let kinds = kinds_of(profile, &weights);
         let kernels = Kernels::load(&device, &compiler, &cache, &kinds, g.head_dim).map_err(unavailable)?;

@@ -1,7 +1,7 @@
 //! The CUDA backend: the same bits as the CPU's, from kernels compiled at run time. Nothing of CUDA is needed to build, and a machine
 //! without a driver or compiler gets an error that says so, never a panic.
 //!
-//! `library` finds the libraries, `nvrtc` compiles `program`s, `cache` keeps them, `gate` reads what was compiled; `driver` and `memory`
+//! `library` finds the libraries, `nvrtc` compiles `program`s from `sources`, `cache` keeps them, `gate` reads what was compiled; `driver` and `memory`
 //! hold every raw handle; `kernels` launches, `pass` composes a forward pass, `graphs` decides what is replayed, `plan` writes a step
 //! for the device, `executor` is the backend.
 
@@ -18,6 +18,7 @@ pub mod pass;
 pub mod plan;
 pub mod probe;
 pub mod program;
+pub mod sources;
 pub mod weights;
 
 pub use executor::{CudaBackend, CudaConfig, CudaCounts, PoolSize};

@@ -6,7 +6,8 @@ use std::path::Path;
 use cudarc::nvrtc::sys;
 
 use super::library::{self, LibraryError};
-use super::program::{HEADERS, Program};
+use super::program::Program;
+use super::sources::{SourceError, Sources};
 
 /// What the compiler gives.
 #[derive(Clone, Debug)]
@@ -25,6 +26,9 @@ pub enum CompileError {
     /// No compiler.
     #[error(transparent)]
     Library(#[from] LibraryError),
+    /// No sources.
+    #[error(transparent)]
+    Sources(#[from] SourceError),
     /// The compiler refused.
     #[error("{program} for {architecture} does not compile: {log}")]
     Refused {
@@ -59,6 +63,8 @@ pub struct Compiler {
     pub found: library::Found,
     /// Its version.
     pub version: (i32, i32),
+    /// What it compiles.
+    pub sources: Sources,
 }
 
 /// Destroys the program when it goes.
@@ -94,16 +100,20 @@ impl Handle {
 }
 
 impl Compiler {
-    /// Opens the compiler library; `folder` is searched first.
+    /// Opens the compiler library; `folder` is searched first. `kernels` overlays the embedded sources.
     ///
     /// # Errors
-    /// `Library` when there is none.
-    pub fn open(folder: Option<&Path>) -> Result<Self, CompileError> {
+    /// `Library` when there is none, `Sources` when `kernels` cannot be used.
+    pub fn open(folder: Option<&Path>, kernels: Option<&Path>) -> Result<Self, CompileError> {
         let found = library::nvrtc(folder)?;
+        let sources = Sources::overlaid(kernels)?;
+        if !sources.replaced.is_empty() {
+            tracing::warn!(files = sources.replaced.join(" "), "these kernels are not the embedded ones");
+        }
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the library is present; both places are valid.
         check("nvrtcVersion", unsafe { sys::nvrtcVersion(&mut major, &mut minor) })?;
-        Ok(Self { found, version: (major, minor) })
+        Ok(Self { found, version: (major, minor), sources })
     }
 
     /// Compiles one program for one architecture ("sm_90a").
@@ -113,11 +123,12 @@ impl Compiler {
     pub fn compile(&self, program: Program, architecture: &str) -> Result<Compiled, CompileError> {
         let interface =
             |_| CompileError::Interface { call: "nvrtcCreateProgram", code: "a NUL byte in a source".into() };
-        let source = CString::new(program.source()).map_err(interface)?;
+        let source = CString::new(self.sources.text(program.file())).map_err(interface)?;
         let name = CString::new(program.file()).map_err(interface)?;
-        let texts: Vec<(CString, CString)> = HEADERS
-            .iter()
-            .map(|(n, t)| Ok((CString::new(*n)?, CString::new(*t)?)))
+        let texts: Vec<(CString, CString)> = self
+            .sources
+            .headers()
+            .map(|(n, t)| Ok((CString::new(n)?, CString::new(t)?)))
             .collect::<Result<_, std::ffi::NulError>>()
             .map_err(interface)?;
         let names: Vec<*const c_char> = texts.iter().map(|(n, _)| n.as_ptr()).collect();

@@ -65,7 +65,7 @@ pub fn probe(libraries: Option<&Path>) -> Result<DeviceReport, String> {
     let look = || {
         let driver = library::driver().map_err(|e| e.to_string())?;
         let device = Device::open(0).map_err(|e| e.to_string())?;
-        let compiler = Compiler::open(libraries).map_err(|e| e.to_string())?;
+        let compiler = Compiler::open(libraries, None).map_err(|e| e.to_string())?;
         let sensors = sensors(0);
         let version = sensors.as_ref().map_or_else(String::new, |s| s.driver.clone());
         Ok(DeviceReport {

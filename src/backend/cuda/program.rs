@@ -1,6 +1,8 @@
-//! The kernels' sources, embedded, and the list of programs: one per source and set of macros.
+//! The list of programs: one per source file and set of macros.
 
 use sha2::{Digest, Sha256};
+
+use super::sources::Sources;
 
 /// Architectures that `crucible check compile --arch all` covers.
 pub const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120"];
@@ -8,13 +10,6 @@ pub const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_1
 /// Options of every program: IEEE single precision in the written order.
 pub const OPTIONS: [&str; 6] =
     ["--std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true", "--ptxas-options=-v"];
-
-/// Headers by the name that sources include.
-pub const HEADERS: [(&str, &str); 3] = [
-    ("common.cuh", include_str!("../../../kernels/common.cuh")),
-    ("linear.cuh", include_str!("../../../kernels/linear.cuh")),
-    ("attention.cuh", include_str!("../../../kernels/attention.cuh")),
-];
 
 /// How a matrix lies on the device (docs/arithmetic.md: the order follows from it).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -101,19 +96,6 @@ impl Program {
         }
     }
 
-    /// The source.
-    pub const fn source(self) -> &'static str {
-        match self {
-            Program::Rows => include_str!("../../../kernels/rows.cu"),
-            Program::Select => include_str!("../../../kernels/select.cu"),
-            Program::LinearSmall(_) => include_str!("../../../kernels/linear_small.cu"),
-            Program::LinearTile(Kind::F32 | Kind::Int8) => include_str!("../../../kernels/linear_tile_f32.cu"),
-            Program::LinearTile(_) => include_str!("../../../kernels/linear_tile_q8.cu"),
-            Program::AttendDecode { .. } => include_str!("../../../kernels/attention_decode.cu"),
-            Program::AttendPrefill { .. } => include_str!("../../../kernels/attention_prefill.cu"),
-        }
-    }
-
     /// Macro definitions, as options.
     pub fn defines(self) -> Vec<String> {
         match self {
@@ -138,14 +120,14 @@ impl Program {
     }
 
     /// Hash of source, headers, options, architecture and compiler version: the name of the compiled program.
-    pub fn key(self, architecture: &str, compiler: (i32, i32)) -> String {
+    pub fn key(self, sources: &Sources, architecture: &str, compiler: (i32, i32)) -> String {
         let mut hash = Sha256::new();
         let mut part = |text: &str| {
             hash.update((text.len() as u64).to_le_bytes());
             hash.update(text.as_bytes());
         };
-        part(self.source());
-        for (name, text) in HEADERS {
+        part(sources.text(self.file()));
+        for (name, text) in sources.headers() {
             part(name);
             part(text);
         }

@@ -26,6 +26,8 @@ pub struct Options {
     pub device: usize,
     /// Folder to search first for the compiler.
     pub libraries: Option<PathBuf>,
+    /// Folder of kernel sources that replace embedded ones.
+    pub kernels: Option<PathBuf>,
     /// Folder of compiled kernels.
     pub cache_dir: Option<PathBuf>,
     /// Seed of shapes and values.
@@ -44,7 +46,7 @@ struct Bench {
 impl Bench {
     fn open(options: &Options, kinds: &[Kind], head_dim: usize) -> Result<Self, Failure> {
         let device = Device::open(options.device)?;
-        let compiler = Compiler::open(options.libraries.as_deref())?;
+        let compiler = Compiler::open(options.libraries.as_deref(), options.kernels.as_deref())?;
         let cache = Cache::new(options.cache_dir.clone());
         let kernels = Kernels::load(&device, &compiler, &cache, kinds, head_dim)?;
         Ok(Self { device, kernels, head_dim })
