@@ -23,6 +23,9 @@ pub mod check;
 pub mod cli;
 #[forbid(unsafe_code)]
 pub mod config;
+#[cfg(feature = "fault-injection")]
+#[forbid(unsafe_code)]
+pub mod faults;
 #[forbid(unsafe_code)]
 pub mod load;
 pub mod model;

@@ -22,6 +22,10 @@ pub struct Args {
     /// Overrides one key of the configuration, such as prefill.token_budget=512.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+    /// A fault on purpose, such as planner=100: at the hundredth visit of that point.
+    #[cfg(feature = "fault-injection")]
+    #[arg(long = "fault", value_name = "POINT=VISIT")]
+    faults: Vec<crate::faults::Fault>,
 }
 
 /// Serves until SIGTERM or Ctrl-C, or until the engine dies.
@@ -31,6 +35,8 @@ pub struct Args {
 pub fn run(args: &Args) -> Outcome {
     let config = Config::load(args.config.as_deref(), &args.overrides)?;
     log::init(&config.telemetry);
+    #[cfg(feature = "fault-injection")]
+    args.faults.iter().copied().for_each(crate::faults::arm);
     let Assembled { engine, tokenizer, template } = assemble(&config, Progress::Shown)?;
     let service = web::Data::new(Service::new(config.clone(), engine.handle(), tokenizer, template));
     let ready = move |address| announce(&config, address);

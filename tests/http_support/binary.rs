@@ -32,11 +32,17 @@ fn collect(stream: impl std::io::Read + Send + 'static) -> Arc<Mutex<String>> {
 impl Binary {
     /// Starts the binary with a configuration file and overrides on a free port.
     pub fn start(config: &str, overrides: &[&str]) -> Self {
+        Self::with_arguments(config, overrides, &[])
+    }
+
+    /// The same with further arguments of `serve`.
+    pub fn with_arguments(config: &str, overrides: &[&str], arguments: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_crucible"));
         command.args(["serve", "--config", config, "--set", "server.port=0"]);
         for set in overrides {
             command.args(["--set", set]);
         }
+        command.args(arguments);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary");
         let log = collect(child.stderr.take().expect("stderr"));
         let output = collect(child.stdout.take().expect("stdout"));

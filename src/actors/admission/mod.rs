@@ -64,6 +64,8 @@ impl AdmissionActor {
 impl Handler<Submit> for AdmissionActor {
     type Result = ();
     fn handle(&mut self, Submit { request, permit, hub }: Submit, _: &mut Self::Context) {
+        #[cfg(feature = "fault-injection")]
+        crate::faults::panics(crate::faults::Point::Admission);
         let at = self.clock.now();
         self.event(|core, effects| core.submit(Arrival { request, permit, hub, at }, effects));
     }

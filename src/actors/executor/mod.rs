@@ -57,8 +57,12 @@ impl Actor for ExecutorActor {
 
 impl ExecutorActor {
     fn run(&mut self, RunStep { planned, prepare }: RunStep, ctx: &mut Context<Self>) {
+        #[cfg(feature = "fault-injection")]
+        crate::faults::panics(crate::faults::Point::Executor);
         let record = self.trace.as_ref().map(|_| StepRecord::of(&planned, prepare));
         let checked = self.validator.check(planned.step).map_err(|e| format!("a malformed step was planned: {e}"));
+        #[cfg(feature = "fault-injection")]
+        let checked = checked.and_then(|step| crate::faults::fails(crate::faults::Point::Step).map(|()| step));
         let submitted = checked.and_then(|step| self.backend.submit(step).map_err(|e| e.to_string()));
         if let Err(reason) = submitted {
             return self.fail(&reason);

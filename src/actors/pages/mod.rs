@@ -23,6 +23,8 @@ impl Actor for PagesActor {
 impl Handler<Reserve> for PagesActor {
     type Result = ();
     fn handle(&mut self, Reserve { request, pages }: Reserve, _: &mut Self::Context) {
+        #[cfg(feature = "fault-injection")]
+        crate::faults::panics(crate::faults::Point::Pages);
         match self.pool.reserve(request, pages, self.home.clone()) {
             Ok(lease) => self.admission.do_send(Reserved { lease }),
             Err(_) => self.admission.do_send(Insufficient { request }),

@@ -78,6 +78,8 @@ impl Handler<CancelResident> for PlannerActor {
 impl Handler<StepRetired> for PlannerActor {
     type Result = ();
     fn handle(&mut self, StepRetired(retired): StepRetired, _: &mut Self::Context) {
+        #[cfg(feature = "fault-injection")]
+        crate::faults::panics(crate::faults::Point::Planner);
         self.core.retire(&retired);
         self.launch();
         self.let_go();

@@ -45,6 +45,8 @@ impl Handler<Track> for SamplerActor {
 impl Handler<StepCompleted> for SamplerActor {
     type Result = ();
     fn handle(&mut self, StepCompleted { output, at }: StepCompleted, ctx: &mut Self::Context) {
+        #[cfg(feature = "fault-injection")]
+        crate::faults::panics(crate::faults::Point::Sampler);
         let digest = self.core.digest(output, at);
         self.planner.do_send(StepRetired(digest.retired));
         self.outbox.extend(digest.batches.into_iter().map(|(hub, entries)| (hub, TokenBatch { entries })));

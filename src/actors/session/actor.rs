@@ -260,6 +260,8 @@ impl Handler<News> for Session {
     type Result = ();
 
     fn handle(&mut self, News(entry): News, ctx: &mut Self::Context) {
+        #[cfg(feature = "fault-injection")]
+        crate::faults::panics(crate::faults::Point::Session);
         if self.news(entry, ctx).is_err() {
             self.cut(ctx);
         }
