@@ -1,22 +1,21 @@
-//! A session: one HTTP request and the one or several sequences that answer it. It turns their tokens into the response, finds stop
-//! strings, notices a client that is gone or too slow, and ends exactly once.
+//! A session's actor: a thin shell over `core::SessionCore` for one HTTP request and the one or several sequences that answer it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use actix::{Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, Context, Handler, Message, WrapFuture};
 
+use super::core::{SessionCore, SessionEffect};
 use super::hub::SessionHub;
-use super::messages::{SessionEnd, SessionFailure, TokenEntry};
-use super::output::{Output, SlowReader};
+use super::messages::{SessionFailure, TokenEntry};
+use super::output::Output;
 use super::registry::{Registered, Registry};
 use crate::actors::admission::messages::Submit;
 use crate::actors::topology::EngineHandle;
 use crate::admission::{Dialect, RequestId, RequestSpec, ValidRequest};
-use crate::protocol::choice::{ChoiceDecoder, ChoiceEnd, FinishReason};
+use crate::protocol::choice::ChoiceDecoder;
 use crate::protocol::errors::{ApiError, Code};
 use crate::protocol::sse;
-use crate::protocol::stream::Usage;
 
 /// News of one of the session's sequences.
 #[derive(Message)]
@@ -62,20 +61,12 @@ impl Drop for SessionGuard {
     }
 }
 
-struct Choice {
-    request: RequestId,
-    decoder: ChoiceDecoder,
-    live: bool,
-}
-
 /// The session actor.
 pub struct Session {
     name: String,
     engine: EngineHandle,
     registry: Arc<Registry>,
-    choices: Vec<Choice>,
-    output: Output,
-    prompt_tokens: usize,
+    core: SessionCore,
     dialect: Dialect,
     keep_alive: Duration,
     started: Instant,
@@ -112,19 +103,13 @@ pub fn launch(
     if permits.len() < requests.len() {
         return Err(ApiError::queue_full(limit));
     }
-    let choices = requests
-        .iter()
-        .zip(decoders)
-        .map(|(request, decoder)| Choice { request: request.id(), decoder, live: true })
-        .collect();
+    let choices = requests.iter().map(ValidRequest::id).zip(decoders);
     let now = Instant::now();
     let session = Session {
         name: plan.name,
         engine: engine.clone(),
         registry: Arc::clone(registry),
-        choices,
-        output: plan.output,
-        prompt_tokens: plan.prompt_tokens,
+        core: SessionCore::new(choices, plan.output, plan.prompt_tokens),
         dialect,
         keep_alive: plan.keep_alive,
         started: now,
@@ -141,69 +126,30 @@ pub fn launch(
 }
 
 impl Session {
-    fn news(&mut self, entry: TokenEntry, ctx: &mut Context<Self>) -> Result<(), SlowReader> {
-        let Some(at) = self.choices.iter().position(|c| c.request == entry.request && c.live) else { return Ok(()) };
-        for token in entry.tokens {
-            let index = token.index;
-            let delta = self.choices[at].decoder.push(token);
-            let stopped = delta.stopped;
-            self.output.token(at, delta)?;
-            self.last_frame = Instant::now();
-            if stopped {
-                self.engine.stop_hit(entry.request, index);
-                let end = self.choices[at].decoder.stop();
-                return self.end(at, &end, ctx);
+    /// Lets the core act and carries out what it asks for.
+    fn act(&mut self, ctx: &mut Context<Self>, act: impl FnOnce(&mut SessionCore, &mut Vec<SessionEffect>)) {
+        let mut effects = Vec::new();
+        act(&mut self.core, &mut effects);
+        for effect in effects {
+            match effect {
+                SessionEffect::StopHit { request, token_index } => self.engine.stop_hit(request, token_index),
+                SessionEffect::Cancel(request) => self.engine.cancel(request),
+                SessionEffect::Forget(request) => self.registry.remove(request),
+                SessionEffect::Over(outcome) => {
+                    self.log(&outcome);
+                    ctx.stop();
+                }
             }
         }
-        let reason = match entry.end {
-            None => return Ok(()),
-            Some(SessionEnd::Failed(failure)) => {
-                self.choices[at].live = false;
-                self.fail(&failure, ctx);
-                return Ok(());
-            }
-            Some(SessionEnd::Eos) => FinishReason::Stop,
-            Some(SessionEnd::Length) => FinishReason::Length,
-        };
-        let end = self.choices[at].decoder.finish(reason);
-        self.end(at, &end, ctx)
-    }
-
-    fn end(&mut self, at: usize, end: &ChoiceEnd, ctx: &mut Context<Self>) -> Result<(), SlowReader> {
-        self.choices[at].live = false;
-        self.registry.remove(self.choices[at].request);
-        self.output.end(at, end)?;
-        if self.choices.iter().any(|c| c.live) {
-            return Ok(());
-        }
-        self.log(end.reason.name());
-        self.output.close(self.usage())?;
-        ctx.stop();
-        Ok(())
-    }
-
-    fn fail(&mut self, failure: &SessionFailure, ctx: &mut Context<Self>) {
-        self.log(&failure.to_string());
-        self.output.fail(&ApiError::from(failure));
-        ctx.stop();
-    }
-
-    fn cut(&mut self, ctx: &mut Context<Self>) {
-        self.log("cut: the client reads too slowly");
-        ctx.stop();
-    }
-
-    fn usage(&self) -> Usage {
-        let completion_tokens = self.choices.iter().map(|c| c.decoder.tokens() as usize).sum();
-        Usage { prompt_tokens: self.prompt_tokens, completion_tokens }
     }
 
     fn log(&self, outcome: &str) {
-        let usage = self.usage();
+        let usage = self.core.usage();
+        let mut requests = self.core.requests();
         tracing::info!(
             name = self.name,
-            request = %self.choices.first().map_or(RequestId(0), |c| c.request),
-            choices = self.choices.len(),
+            choices = requests.len(),
+            request = %requests.next().unwrap_or(RequestId(0)),
             dialect = self.dialect.name(),
             prompt_tokens = usage.prompt_tokens,
             generated_tokens = usage.completion_tokens,
@@ -222,7 +168,8 @@ impl Session {
             }
         };
         ctx.spawn(reason.into_actor(self).map(|reason, session, ctx| {
-            session.fail(&SessionFailure::Engine(reason), ctx);
+            let error = ApiError::from(&SessionFailure::Engine(reason));
+            session.act(ctx, |core, effects| core.fail(&error, effects));
         }));
     }
 }
@@ -232,27 +179,19 @@ impl Actor for Session {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         self.watch_engine(ctx);
-        if self.output.open().is_err() {
-            return self.cut(ctx);
-        }
-        if matches!(self.output, Output::Frames(_)) {
+        self.act(ctx, SessionCore::open);
+        if self.core.streams() {
             ctx.run_interval(self.keep_alive, |session, ctx| {
-                let silent = session.last_frame.elapsed() >= session.keep_alive;
-                if silent && session.output.keep_alive(sse::KEEP_ALIVE).is_err() {
-                    session.cut(ctx);
+                if session.last_frame.elapsed() >= session.keep_alive {
+                    session.act(ctx, |core, effects| core.keep_alive(sse::KEEP_ALIVE, effects));
                 }
             });
         }
     }
 
-    /// Whatever ended the session: the engine hears of what it need not compute any more.
-    fn stopped(&mut self, _: &mut Self::Context) {
-        for choice in &self.choices {
-            self.registry.remove(choice.request);
-            if choice.live {
-                self.engine.cancel(choice.request);
-            }
-        }
+    /// A session that its thread ends with leaves like one whose client is gone.
+    fn stopped(&mut self, ctx: &mut Self::Context) {
+        self.act(ctx, |core, effects| core.leave("the server has stopped".into(), effects));
     }
 }
 
@@ -262,9 +201,10 @@ impl Handler<News> for Session {
     fn handle(&mut self, News(entry): News, ctx: &mut Self::Context) {
         #[cfg(feature = "fault-injection")]
         crate::faults::panics(crate::faults::Point::Session);
-        if self.news(entry, ctx).is_err() {
-            self.cut(ctx);
+        if !entry.tokens.is_empty() {
+            self.last_frame = Instant::now();
         }
+        self.act(ctx, |core, effects| core.news(entry, effects));
     }
 }
 
@@ -272,7 +212,6 @@ impl Handler<ClientGone> for Session {
     type Result = ();
 
     fn handle(&mut self, _: ClientGone, ctx: &mut Self::Context) {
-        self.log("cancelled: the client is gone");
-        ctx.stop();
+        self.act(ctx, SessionCore::client_gone);
     }
 }

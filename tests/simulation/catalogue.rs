@@ -1,0 +1,142 @@
+//! What clients ask for, and what each gets when it is alone: one sequence at a time through a backend of its own, a whole prompt
+//! in one pass.
+
+use std::num::NonZeroU32;
+use std::sync::{Arc, OnceLock};
+
+use crucible::actors::session::messages::GeneratedToken;
+use crucible::admission::RequestId;
+use crucible::backend::cpu::{CpuBackend, CpuConfig, Isa};
+use crucible::backend::driver::Driver;
+use crucible::backend::{HostLogits, Input, LogprobsWanted, Row, Rule, SamplingRow, SlotBinding, Start, Want};
+use crucible::model::load::{self, LoadedModel, ModelSource};
+use crucible::model::tokenizer::Tokenizer;
+use crucible::model::{Geometry, MatrixFormat, ModelWeights, Profile, RopePairing};
+
+use super::seeded::Seeded;
+
+/// Positions per page.
+pub const PAGE: usize = 16;
+/// Longest sequence of the model.
+pub const CONTEXT: usize = 128;
+/// Choices of which every kind knows the solo run.
+pub const CHOICES: usize = 3;
+/// Most tokens that a kind generates.
+const LONGEST_ANSWER: usize = 20;
+const LONGEST_PROMPT: usize = 70;
+/// Kinds in a profile's catalogue.
+const KINDS: usize = 48;
+
+/// A request, but for its length, its ends and its client.
+pub struct Kind {
+    pub prompt: Arc<[u32]>,
+    pub max_new_tokens: usize,
+    pub rule: Rule,
+    pub seed: u64,
+    pub logprobs: LogprobsWanted,
+    /// `[choice]`: the tokens that it gets alone.
+    pub alone: Vec<Vec<GeneratedToken>>,
+}
+
+/// A profile's model and what can be asked of it.
+pub struct Catalogue {
+    pub profile: Profile,
+    pub weights: ModelWeights,
+    pub tokenizer: Tokenizer,
+    pub kinds: Vec<Kind>,
+}
+
+/// The catalogue of one of the three profiles.
+pub fn of(profile: usize) -> &'static Catalogue {
+    static ALL: [OnceLock<Catalogue>; 3] = [const { OnceLock::new() }; 3];
+    ALL[profile].get_or_init(|| catalogue([Profile::Q8, Profile::F32, Profile::Int8][profile]))
+}
+
+impl Catalogue {
+    /// A fresh backend over the model.
+    pub fn backend(&self, pages: usize, slots: usize, max_step_tokens: usize) -> CpuBackend {
+        let config = CpuConfig { threads: 1, isa: Isa::Auto, pages, page_tokens: PAGE, slots, max_step_tokens };
+        CpuBackend::new(self.weights.clone(), self.profile, config).expect("a small backend")
+    }
+}
+
+fn catalogue(profile: Profile) -> Catalogue {
+    let geometry = Geometry {
+        layers: 1,
+        hidden: 64,
+        heads: 2,
+        kv_heads: 1,
+        head_dim: 32,
+        ffn: 64,
+        vocab: 320,
+        context: CONTEXT,
+        rope_base: 10_000.0,
+        rms_eps: 1e-5,
+        rope_pairing: RopePairing::Halves,
+    };
+    let source = ModelSource::Synthetic { geometry, block: MatrixFormat::Q8_0, seed: 11 };
+    let LoadedModel { weights, tokenizer, .. } = load::load(&source, profile).expect("a synthetic model");
+    let mut catalogue = Catalogue { profile, weights, tokenizer, kinds: Vec::new() };
+    let pages = CONTEXT / PAGE;
+    let mut alone = Alone { driver: Driver::new(Box::new(catalogue.backend(pages, 1, LONGEST_PROMPT))), runs: 0 };
+    let mut random = Seeded::new(5);
+    catalogue.kinds = (0..KINDS).map(|_| kind(&mut random, &mut alone)).collect();
+    catalogue
+}
+
+fn kind(random: &mut Seeded, alone: &mut Alone) -> Kind {
+    let rule = match random.below(3) {
+        0 => Rule::Greedy,
+        _ => Rule::Sampled {
+            inv_temperature: [1.0, 0.5, 1.25][random.below(3)],
+            top_k: [None, NonZeroU32::new(40)][random.below(2)],
+            top_p: [1 << 32, 0xe666_6666][random.below(2)],
+            min_p: 0.0,
+        },
+    };
+    let mut kind = Kind {
+        prompt: (0..1 + random.below(LONGEST_PROMPT)).map(|_| random.below(256) as u32).collect(),
+        max_new_tokens: 1 + random.below(LONGEST_ANSWER),
+        rule,
+        seed: random.bits(),
+        logprobs: [None, None, Some(3)][random.below(3)],
+        alone: Vec::new(),
+    };
+    kind.alone = (0..CHOICES as u32).map(|choice| alone.run(&kind, choice)).collect();
+    kind
+}
+
+/// A backend in which one sequence at a time lives.
+struct Alone {
+    driver: Driver,
+    runs: u64,
+}
+
+impl Alone {
+    fn run(&mut self, kind: &Kind, choice: u32) -> Vec<GeneratedToken> {
+        self.runs += 1;
+        let request = RequestId(self.runs);
+        let pages = (0..(CONTEXT / PAGE) as u32).collect();
+        let mut bindings = vec![SlotBinding { slot: 0, request, pages }];
+        let mut prompt = kind.prompt.to_vec();
+        let token = |index: u32| {
+            let first = index == 0;
+            let row = Row {
+                request,
+                slot: 0,
+                start: if first { Start::Host(0) } else { Start::Device },
+                len: if first { prompt.len() as u32 } else { 1 },
+                input: if first { Input::Tokens } else { Input::DeviceLast },
+                want: Want::Last,
+                sampling: SamplingRow { rule: kind.rule, seed: kind.seed, token_index: index, choice },
+                logprobs: kind.logprobs,
+                host_logits: HostLogits::No,
+            };
+            let tokens = if first { std::mem::take(&mut prompt) } else { Vec::new() };
+            let output = self.driver.run(std::mem::take(&mut bindings), vec![row], tokens).expect("a step alone");
+            let row = output.rows.into_iter().next().expect("a row");
+            GeneratedToken { id: row.tokens[0], index, logprobs: row.logprobs.into_iter().next() }
+        };
+        (0..kind.max_new_tokens as u32).map(token).collect()
+    }
+}

@@ -1,0 +1,57 @@
+//! The CPU backend as a device whose steps complete when the history says so, and may report a logit that is not finite.
+
+use std::collections::VecDeque;
+
+use crucible::admission::RequestId;
+use crucible::backend::cpu::CpuBackend;
+use crucible::backend::{Backend, RowOutput, STEPS_IN_FLIGHT, Step, StepOutput, StepValidator};
+
+/// The device.
+pub struct Device {
+    backend: CpuBackend,
+    validator: StepValidator,
+    in_flight: VecDeque<Vec<RequestId>>,
+    seed: u64,
+}
+
+impl Device {
+    /// A device at work for the history of this seed.
+    pub fn new(backend: CpuBackend, seed: u64) -> Self {
+        let validator = StepValidator::new(backend.facts().step_limits());
+        Self { backend, validator, in_flight: VecDeque::new(), seed }
+    }
+
+    /// Takes a planned step.
+    pub fn submit(&mut self, step: Step) {
+        assert!(self.in_flight.len() < STEPS_IN_FLIGHT, "two steps in flight at most");
+        let bad = |index, request| bad_from(self.seed, request).is_some_and(|bad| index >= bad);
+        let bad = step.rows.iter().filter(|r| bad(r.sampling.token_index, r.request)).map(|r| r.request).collect();
+        let step = self.validator.check(step).expect("I9: what is planned is well-formed");
+        self.backend.submit(step).expect("room for a step");
+        self.in_flight.push_back(bad);
+    }
+
+    /// Whether a step is on its way.
+    pub fn is_busy(&self) -> bool {
+        !self.in_flight.is_empty()
+    }
+
+    /// Waits for the oldest step.
+    pub fn complete(&mut self) -> StepOutput {
+        let bad = self.in_flight.pop_front().expect("a step in flight");
+        let mut output = loop {
+            match self.backend.poll().expect("the backend computes") {
+                Some(output) => break output,
+                None => std::thread::yield_now(),
+            }
+        };
+        let spoil = |row: &mut RowOutput| row.finite &= !bad.contains(&row.request);
+        output.rows.iter_mut().for_each(spoil);
+        output
+    }
+}
+
+/// Every eleventh request meets a logit that is not finite, at a token that the seed fixes.
+pub fn bad_from(seed: u64, request: RequestId) -> Option<u32> {
+    (seed + request.0).is_multiple_of(11).then_some((seed % 5) as u32)
+}
