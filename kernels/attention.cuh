@@ -10,6 +10,8 @@
 struct AttendArgs {
     const float* qkv;
     float* out;                          // [token rows][q_dim]
+    i8* oq;                              // decode: the same, quantised, with scales [token rows][q_dim/32]; null: out
+    float *oda, *osa;
     const u32 *tok_slot, *tok_pos, *tables;
     float *k_pool, *v_pool;
     const float2* angles;                // [context][D/2] cos, sin (fused decode)

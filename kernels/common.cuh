@@ -64,56 +64,16 @@ __device__ __forceinline__ float max32(float v) {
     return v;
 }
 
-// One warp: r = 1/sqrt(mean(x^2) + eps) of a row of n, in the order of arith::rms_norm.
-__device__ __forceinline__ float rms_scale(const float* __restrict__ x, int n, float eps) {
-    const int lane = threadIdx.x & 31;
-    float part[8];
-#pragma unroll
-    for (int g = 0; g < 8; ++g) part[g] = 0.0f;
-    for (int base = 0; base < n; base += 1024) {
-        // Four rounds of loads are in flight before the first is used.
-        float v[4][8];
-#pragma unroll
-        for (int c = 0; c < 4; ++c)
-#pragma unroll
-            for (int g = 0; g < 8; ++g) {
-                const int i = base + 256 * c + 32 * g + lane;
-                v[c][g] = i < n ? x[i] : 0.0f;
-            }
-#pragma unroll
-        for (int c = 0; c < 4; ++c)
-#pragma unroll
-            for (int g = 0; g < 8; ++g)
-                if (base + 256 * c + 32 * g + lane < n) part[g] = fma_(v[c][g], v[c][g], part[g]);
-    }
-#pragma unroll
-    for (int g = 0; g < 8; ++g) part[g] = tree32(part[g]);
-    const float mean = __fdiv_rn(combine_parts(part), (float)n);
-    return __fdiv_rn(1.0f, __fsqrt_rn(mean + eps));
-}
-
-// Eight lanes that share an activation block of 32, four components each: returns the four q packed, sets d and, in every lane,
-// the exact sum of the block's q. arith::quantise_block.
-__device__ __forceinline__ u32 quantise_quad(float4 v, float& d, int& sum) {
-    float amax = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-#pragma unroll
-    for (int h = 4; h >= 1; h >>= 1) amax = fmaxf(amax, __shfl_xor_sync(FULL_MASK, amax, h));
+// A warp whose lanes hold one activation block of 32: returns the lane's q, sets d and the exact sum of the block's q in every lane.
+// arith::quantise_block. Absolute values order like their bits; fmaxf takes NaN to 0 as the definition's maximum does.
+__device__ __forceinline__ int quantise_lane(float v, float& d, int& sum) {
+    const float amax = __uint_as_float(__reduce_max_sync(FULL_MASK, __float_as_uint(fmaxf(fabsf(v), 0.0f))));
     const bool zero = amax < __uint_as_float(27u << 23);
     const float inverse = zero ? 0.0f : __fdiv_rn(127.0f, amax);
     d = zero ? 0.0f : __fdiv_rn(amax, 127.0f);
-    int q[4] = {__float2int_rn(v.x * inverse), __float2int_rn(v.y * inverse), __float2int_rn(v.z * inverse),
-                __float2int_rn(v.w * inverse)};
-    u32 word = 0;
-    sum = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        q[i] = max(-127, min(127, q[i]));
-        sum += q[i];
-        word |= ((u32)(q[i] & 0xff)) << (8 * i);
-    }
-#pragma unroll
-    for (int h = 4; h >= 1; h >>= 1) sum += __shfl_xor_sync(FULL_MASK, sum, h);
-    return word;
+    const int q = max(-127, min(127, __float2int_rn(v * inverse)));
+    sum = __reduce_add_sync(FULL_MASK, q);
+    return q;
 }
 
 // Folds group g's sum into the tree ((g0+g1)+(g2+g3)) + ((g4+g5)+(g6+g7)) as the groups arrive in order; after g = 7, q holds it.

@@ -4,8 +4,8 @@
 //           token row into tok_slot / tok_pos / tok_id.
 // bind      one block per binding: writes a slot's page table and zeroes its position.
 // embed_*   x[t] = row tok_id[t] of the embedding, dequantised as arith::dequantise_row / f32(q)*s. One block per token row.
-// norm_*    RMSNorm of a row, one warp per row; _q8 also quantises the result per block of 32.
-// quantise  per block of 32, eight lanes a block.
+// norm_*    RMSNorm of a row, one block of 256 threads a row: thread t owns part t. _q8 also quantises the result (or, without a norm,
+//           the row) per block of 32: a warp's 32 lanes hold one block.
 // rope_kv   rotates q in place and k into the pool, copies v into the pool. One block per token row.
 // swiglu    g, u -> (g/(1+exp_c(-g)))*u, elementwise.
 #include "linear.cuh"
@@ -68,52 +68,63 @@ extern "C" __global__ void embed_block(const u32* __restrict__ tok_id, const i8*
     }
 }
 
-// Rows gathered through `gather` when it is not null.
-extern "C" __global__ void norm_f32(const float* __restrict__ x, const u32* __restrict__ gather, const float* __restrict__ w,
-                                    float* __restrict__ out, int rows, int n, float eps) {
+#define NORM_HELD 4  // values of a thread that stay in registers; further ones are read again
+
+// One block of 256 threads: 1/sqrt(mean(x^2) + eps) of a row of n in the order of arith::rms_norm; `held` keeps the first values.
+__device__ __forceinline__ float rms_scale(const float* __restrict__ x, int n, float eps, const float (&held)[NORM_HELD]) {
+    __shared__ float sums[8];
+    float part = 0.0f;
+#pragma unroll
+    for (int c = 0; c < NORM_HELD; ++c)
+        if (threadIdx.x + 256 * c < n) part = fma_(held[c], held[c], part);
+    for (int i = threadIdx.x + 256 * NORM_HELD; i < n; i += 256) {
+        const float v = x[i];
+        part = fma_(v, v, part);
+    }
+    part = tree32(part);
+    if ((threadIdx.x & 31) == 0) sums[threadIdx.x >> 5] = part;
+    __syncthreads();
+    const float mean = __fdiv_rn(combine_parts(sums), (float)n);
+    return __fdiv_rn(1.0f, __fsqrt_rn(mean + eps));
+}
+
+// Calls f(index, value) for every component of this thread, normalised unless w is null; warps stay whole.
+template <typename F>
+__device__ __forceinline__ void normalised(const float* __restrict__ x, const u32* __restrict__ gather, const float* __restrict__ w,
+                                           int n, float eps, F f) {
+    float held[NORM_HELD], weight[NORM_HELD];
+    grid_launch_next();
+#pragma unroll
+    for (int c = 0; c < NORM_HELD; ++c) weight[c] = w && threadIdx.x + 256 * c < n ? w[threadIdx.x + 256 * c] : 1.0f;
     grid_wait();
-    const int row = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
-    if (row >= rows) return;
-    const int lane = threadIdx.x & 31;
-    const float* from = x + (size_t)(gather ? gather[row] : row) * n;
-    const float r = rms_scale(from, n, eps);
-    for (int i = lane; i < n; i += 32) out[(size_t)row * n + i] = (from[i] * r) * w[i];
+    const float* from = x + (size_t)(gather ? gather[blockIdx.x] : blockIdx.x) * n;
+#pragma unroll
+    for (int c = 0; c < NORM_HELD; ++c) held[c] = threadIdx.x + 256 * c < n ? from[threadIdx.x + 256 * c] : 0.0f;
+    const float r = w ? rms_scale(from, n, eps, held) : 1.0f;
+#pragma unroll
+    for (int c = 0; c < NORM_HELD; ++c)
+        if (threadIdx.x + 256 * c < n) f(threadIdx.x + 256 * c, w ? (held[c] * r) * weight[c] : held[c]);
+    for (int i = threadIdx.x + 256 * NORM_HELD; i < n; i += 256) f(i, w ? (from[i] * r) * w[i] : from[i]);
+}
+
+// Rows gathered through `gather` when it is not null.
+extern "C" __global__ void __launch_bounds__(256) norm_f32(const float* __restrict__ x, const u32* __restrict__ gather,
+                                                           const float* __restrict__ w, float* __restrict__ out, int n, float eps) {
+    float* to = out + (size_t)blockIdx.x * n;
+    normalised(x, gather, w, n, eps, [&](int i, float v) { to[i] = v; });
 }
 
 // xq [rows][n], da and sa [rows][n/32]; w null means no norm. n is a multiple of 32.
-extern "C" __global__ void norm_q8(const float* __restrict__ x, const u32* __restrict__ gather, const float* __restrict__ w,
-                                   i8* __restrict__ xq, float* __restrict__ da, float* __restrict__ sa, int rows, int n, float eps) {
-    grid_wait();
-    const int row = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
-    if (row >= rows) return;
-    const int lane = threadIdx.x & 31;
-    const float* from = x + (size_t)(gather ? gather[row] : row) * n;
-    const float r = w ? rms_scale(from, n, eps) : 1.0f;
-    for (int base = 0; base < n; base += 512) {
-        float4 v[4], g[4];
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-            const int i = base + 128 * c + 4 * lane;
-            v[c] = i < n ? *reinterpret_cast<const float4*>(from + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (w) g[c] = i < n ? *reinterpret_cast<const float4*>(w + i) : v[c];
-        }
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-            const int i = base + 128 * c + 4 * lane;
-            if (w) v[c] = make_float4((v[c].x * r) * g[c].x, (v[c].y * r) * g[c].y, (v[c].z * r) * g[c].z, (v[c].w * r) * g[c].w);
-            float d;
-            int sum;
-            const u32 word = quantise_quad(v[c], d, sum);
-            if (i < n) {
-                const size_t index = (size_t)row * n + i;
-                *reinterpret_cast<u32*>(xq + index) = word;
-                if ((lane & 7) == 0) {
-                    da[index / 32] = d;
-                    sa[index / 32] = d * (float)sum;
-                }
-            }
-        }
-    }
+extern "C" __global__ void __launch_bounds__(256) norm_q8(const float* __restrict__ x, const u32* __restrict__ gather,
+                                                          const float* __restrict__ w, i8* __restrict__ xq, float* __restrict__ da,
+                                                          float* __restrict__ sa, int n, float eps) {
+    const size_t row = (size_t)blockIdx.x * n;
+    normalised(x, gather, w, n, eps, [&](int i, float v) {
+        float d;
+        int sum;
+        xq[row + i] = (i8)quantise_lane(v, d, sum);
+        if ((threadIdx.x & 31) == 0) da[(row + i) / 32] = d, sa[(row + i) / 32] = d * (float)sum;
+    });
 }
 
 // qkv rows [q_dim + 2 kv_dim]; angles [context][head_dim/2] of (cos, sin); adjacent: pairs (2i, 2i+1), else (i, i + D/2).

@@ -109,10 +109,10 @@ mod tests {
     fn source_macros_architecture_and_compiler_all_name_the_entry() {
         use super::super::program::Kind;
         let sources = super::super::sources::Sources::embedded();
-        let base = Program::LinearSmall(Kind::Int8).key(&sources, "sm_90a", (13, 0));
-        assert_ne!(base, Program::LinearSmall(Kind::F32).key(&sources, "sm_90a", (13, 0)));
-        assert_ne!(base, Program::LinearSmall(Kind::Int8).key(&sources, "sm_80", (13, 0)));
-        assert_ne!(base, Program::LinearSmall(Kind::Int8).key(&sources, "sm_90a", (13, 1)));
-        assert_eq!(base, Program::LinearSmall(Kind::Int8).key(&sources, "sm_90a", (13, 0)));
+        let base = Program::LinearRows(Kind::Int8).key(&sources, "sm_90a", (13, 0));
+        assert_ne!(base, Program::LinearRows(Kind::F32).key(&sources, "sm_90a", (13, 0)));
+        assert_ne!(base, Program::LinearRows(Kind::Int8).key(&sources, "sm_80", (13, 0)));
+        assert_ne!(base, Program::LinearRows(Kind::Int8).key(&sources, "sm_90a", (13, 1)));
+        assert_eq!(base, Program::LinearRows(Kind::Int8).key(&sources, "sm_90a", (13, 0)));
     }
 }

@@ -11,8 +11,8 @@ use super::driver::{Device, DeviceError, Kernel, LaunchShape, Module, Overlap};
 use super::nvrtc::Compiler;
 use super::program::{Kind, Program};
 
-/// Rows that the small linear kernel takes at most.
-pub const SMALL_ROWS: usize = 16;
+/// Rows that the linear kernels of decode take at most.
+pub const FEW_ROWS: usize = 16;
 
 /// What a linear kernel does with its sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +31,6 @@ pub enum Epilogue {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LinearArgs {
     pub x: u64,
-    pub gather: u64,
-    pub norm: u64,
     pub w: u64,
     pub scale: u64,
     pub minimum: u64,
@@ -40,7 +38,9 @@ pub struct LinearArgs {
     pub xq: u64,
     pub da: u64,
     pub sa: u64,
-    pub eps: f32,
+    pub oq: u64,
+    pub oda: u64,
+    pub osa: u64,
     pub rows: i32,
     pub n: i32,
     pub k: i32,
@@ -56,6 +56,9 @@ pub struct LinearArgs {
 pub struct AttendArgs {
     pub qkv: u64,
     pub out: u64,
+    pub oq: u64,
+    pub oda: u64,
+    pub osa: u64,
     pub tok_slot: u64,
     pub tok_pos: u64,
     pub tables: u64,
@@ -170,7 +173,7 @@ pub struct Kernels {
     device: Rc<Device>,
     head_dim: usize,
     rows: BTreeMap<&'static str, Kernel>,
-    small: BTreeMap<(Kind, usize, usize), Kernel>,
+    few: BTreeMap<(Kind, usize, usize), Kernel>,
     tile: BTreeMap<(Kind, usize), Kernel>,
     decode: [Kernel; 2],
     prefill: BTreeMap<(usize, usize), Kernel>,
@@ -182,6 +185,50 @@ const ROW_KERNELS: [&str; 9] =
 
 /// (query rows, heads) of the prefill attention tiles.
 const PREFILL_TILES: [(usize, usize); 3] = [(8, 4), (4, 4), (16, 1)];
+
+/// One instantiation of the decode linear kernels: outputs of a block, rows that it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FewRows {
+    outputs: usize,
+    rows: usize,
+}
+
+impl FewRows {
+    fn kernel_name(self, kind: Kind) -> String {
+        if kind.is_block() {
+            format!("linear_rows_{}", self.outputs)
+        } else {
+            format!("linear_rows_{}_{}", self.outputs, self.rows)
+        }
+    }
+
+    /// Dynamic shared memory, as the kernels lay it out.
+    fn shared(self, kind: Kind, k: usize) -> usize {
+        let Self { outputs, rows } = self;
+        if kind.is_block() {
+            let (stride, blocks) = (k.next_multiple_of(128) + 32, k / 32);
+            let weights = (outputs * stride).max(8 * rows * (outputs + 2) * 4);
+            let scales = 4 * (blocks * (outputs + 2) + rows * (blocks | 1));
+            rows * stride + weights + scales * if kind == Kind::BlockMin { 2 } else { 1 }
+        } else {
+            let size = if kind == Kind::F32 { 4 } else { 1 };
+            4 * rows * (k + 4) + 4 * 8 * FEW_ROWS * (outputs + 2) + outputs * (k * size + 16)
+        }
+    }
+}
+
+/// Instantiations of a kind, the widest blocks first, then the fewest rows.
+fn few_rows_shapes(kind: Kind) -> Vec<FewRows> {
+    let (outputs, rows): ([usize; 2], &[usize]) =
+        if kind.is_block() { ([64, 8], &[16]) } else { ([32, 8], &[4, 8, 16]) };
+    outputs.iter().flat_map(|&outputs| rows.iter().map(move |&rows| FewRows { outputs, rows })).collect()
+}
+
+/// Blocks below which wide blocks would leave multiprocessors idle, in tenths of the multiprocessors, by kind: a block with scales
+/// is bound by latency and half of the multiprocessors reach the memory's rate; f32 sums need them all.
+const fn enough_tenths(kind: Kind) -> usize {
+    if kind.is_block() { 4 } else { 9 }
+}
 
 impl Kernels {
     /// Compiles or reads from the cache, and loads, every kernel that a model needs.
@@ -208,12 +255,12 @@ impl Kernels {
         for name in ROW_KERNELS {
             rows.insert(name, rows_module.kernel(name).map_err(text)?);
         }
-        let (mut small, mut tile) = (BTreeMap::new(), BTreeMap::new());
+        let (mut few, mut tile) = (BTreeMap::new(), BTreeMap::new());
         for &kind in kinds {
-            let module = load(Program::LinearSmall(kind))?;
-            for (rows, outputs) in [1, 2, 4, 8, 16].into_iter().flat_map(|r| [(r, 1), (r, 2)]) {
-                let kernel = module.kernel(&format!("linear_small_{rows}_{outputs}")).map_err(text)?;
-                small.insert((kind, rows, outputs), kernel);
+            let module = load(Program::LinearRows(kind))?;
+            for shape in few_rows_shapes(kind) {
+                let kernel = module.kernel(&shape.kernel_name(kind)).map_err(text)?;
+                few.insert((kind, shape.outputs, shape.rows), kernel);
             }
             let module = load(Program::LinearTile(kind))?;
             if kind.is_block() {
@@ -232,7 +279,7 @@ impl Kernels {
         }
         let select = load(Program::Select)?.kernel("select_token").map_err(text)?;
         tracing::debug!(compiled, architecture, "kernels loaded");
-        Ok(Self { device: Rc::clone(device), head_dim, rows, small, tile, decode, prefill, select })
+        Ok(Self { device: Rc::clone(device), head_dim, rows, few, tile, decode, prefill, select })
     }
 
     /// The device that they are loaded on.
@@ -313,20 +360,14 @@ impl Kernels {
         }
     }
 
-    /// Blocks and threads for one warp a row: few rows spread over multiprocessors.
-    fn norm_shape(rows: usize) -> (u32, u32) {
-        if rows < 512 { (rows as u32, 32) } else { (rows.div_ceil(4) as u32, 128) }
-    }
-
     /// out[r] = RMSNorm(x[gather[r]]) * w.
     ///
     /// # Errors
     /// A width that is no multiple of 32, or the driver's.
     pub fn norm_f32(&self, source: Rows, w: u64, eps: f32, out: u64) -> Result<(), LaunchError> {
         require("norm_f32", source.width.is_multiple_of(32), || format!("width {}", source.width))?;
-        let (rows, n) = (source.rows as i32, source.width as i32);
-        let (grid, threads) = Self::norm_shape(source.rows);
-        self.row_kernel("norm_f32", grid, threads, params![source.x, source.gather, w, out, rows, n, eps])
+        let n = source.width as i32;
+        self.row_kernel("norm_f32", source.rows as u32, 256, params![source.x, source.gather, w, out, n, eps])
     }
 
     /// Normalises (unless `w` is 0) and quantises rows; `out` is q, da, sa.
@@ -335,9 +376,8 @@ impl Kernels {
     /// A width that is no multiple of 32, or the driver's.
     pub fn norm_q8(&self, source: Rows, w: u64, eps: f32, out: [u64; 3]) -> Result<(), LaunchError> {
         require("norm_q8", source.width.is_multiple_of(32), || format!("width {}", source.width))?;
-        let ([q, da, sa], rows, n) = (out, source.rows as i32, source.width as i32);
-        let (grid, threads) = Self::norm_shape(source.rows);
-        self.row_kernel("norm_q8", grid, threads, params![source.x, source.gather, w, q, da, sa, rows, n, eps])
+        let ([q, da, sa], n) = (out, source.width as i32);
+        self.row_kernel("norm_q8", source.rows as u32, 256, params![source.x, source.gather, w, q, da, sa, n, eps])
     }
 
     /// Rotates q, stores rotated k and v.
@@ -358,22 +398,27 @@ impl Kernels {
         self.row_kernel("swiglu_rows", n.div_ceil(256) as u32, 256, params![gate, up, out, count])
     }
 
-    /// Dynamic shared memory of the small linear kernel.
-    fn small_shared(kind: Kind, rows: usize, k: usize) -> usize {
-        if kind.is_block() {
-            let per_group = (k / 32).div_ceil(8);
-            let scales = if kind == Kind::BlockMin { 8 } else { 4 };
-            rows * (8 * (32 * per_group + 16) + scales * k / 32)
-        } else {
-            rows * 8 * (64 * k.div_ceil(64).div_ceil(8) + 4) * 4
-        }
+    /// The instantiation for `rows` rows of `k` inputs and `n` outputs, if one can take them.
+    fn few_rows(&self, kind: Kind, rows: usize, n: usize, k: usize) -> Option<FewRows> {
+        let fits = |shape: &FewRows| {
+            let kernel = self.few.get(&(kind, shape.outputs, shape.rows));
+            rows <= shape.rows && kernel.is_some_and(|kernel| shape.shared(kind, k) <= kernel.shared as usize)
+        };
+        let filled = |shape: &FewRows| {
+            shape.outputs == 8 || 10 * (n / shape.outputs) >= enough_tenths(kind) * self.device.multiprocessors as usize
+        };
+        few_rows_shapes(kind).into_iter().find(|shape| fits(shape) && filled(shape))
     }
 
-    /// The row capacity with which the small kernel can take `rows` rows of `k` inputs, if it can.
-    pub fn small_capacity(&self, kind: Kind, rows: usize, k: usize) -> Option<usize> {
-        let capacity = rows.next_power_of_two();
-        let kernel = self.small.get(&(kind, capacity, 1))?;
-        (Self::small_shared(kind, capacity, k) <= kernel.shared as usize).then_some(capacity)
+    /// Whether `linear_rows` takes so many rows of `k` inputs.
+    pub fn takes_rows(&self, kind: Kind, rows: usize, n: usize, k: usize) -> bool {
+        self.few_rows(kind, rows, n, k).is_some()
+    }
+
+    /// Whether `linear_rows` can quantise what SwiGLU gives.
+    pub fn quantises_swiglu(&self, kind: Kind, rows: usize, n: usize, k: usize) -> bool {
+        let wide = self.few_rows(kind, rows, n, k).is_some_and(|shape| shape.outputs == 64);
+        kind.is_block() && wide && n.is_multiple_of(64)
     }
 
     fn check_linear(kernel: &'static str, args: &LinearArgs) -> Result<(), LaunchError> {
@@ -387,28 +432,31 @@ impl Kernels {
         require(kernel, paired, || format!("{} outputs are no pairs of gate and up", args.n))
     }
 
-    /// The linear layer for few rows, RMSNorm and gather included.
+    fn check_quantised(kernel: &'static str, kind: Kind, args: &LinearArgs) -> Result<(), LaunchError> {
+        let ready = args.xq.is_multiple_of(16) && args.xq != 0 && args.da != 0 && args.sa != 0;
+        require(kernel, !kind.is_block() || ready, || "xq, da or sa is missing".into())
+    }
+
+    /// The linear layer for at most `FEW_ROWS` rows; block kinds read `xq`, `da` and `sa`, the others `x`.
     ///
     /// # Errors
-    /// More rows or inputs than `small_capacity` allows, misaligned addresses, or the driver's.
-    pub fn linear_small(&self, kind: Kind, args: LinearArgs) -> Result<(), LaunchError> {
-        const NAME: &str = "linear_small";
+    /// More rows or inputs than `takes_rows` allows, a quantised result where `quantises_swiglu` denies it, misaligned addresses, or
+    /// the driver's.
+    pub fn linear_rows(&self, kind: Kind, args: LinearArgs) -> Result<(), LaunchError> {
+        const NAME: &str = "linear_rows";
         Self::check_linear(NAME, &args)?;
+        Self::check_quantised(NAME, kind, &args)?;
         let (rows, n, k) = (args.rows as usize, args.n as usize, args.k as usize);
-        let Some(capacity) = self.small_capacity(kind, rows, k) else {
+        let chosen = self.few_rows(kind, rows, n, k);
+        let Some((shape, kernel)) = chosen.and_then(|s| Some((s, self.few.get(&(kind, s.outputs, s.rows))?))) else {
             return Err(LaunchError::Shape { kernel: NAME, reason: format!("{rows} rows of {k} inputs are too many") });
         };
-        let sms = self.device.multiprocessors as usize;
-        let outputs = if capacity >= 8 && n > 64 * sms { 2 } else { 1 };
-        let tiles = n.div_ceil(4 * outputs);
-        let warps = if capacity >= 8 || tiles > 4 * sms { 8 } else { 4 };
-        let shared = Self::small_shared(kind, capacity, k);
-        let resident = (self.device.shared_bytes as usize / (shared + 1024)).clamp(1, 16 / warps);
-        let blocks = tiles.div_ceil(warps).min(sms * resident);
-        let shape = LaunchShape { grid: (blocks as u32, 1, 1), threads: 32 * warps as u32, shared: shared as u32 };
-        let Some(kernel) = self.small.get(&(kind, capacity, outputs)) else {
-            return Err(LaunchError::Shape { kernel: NAME, reason: format!("{kind:?} was not loaded") });
-        };
+        let gated = args.epilogue == Epilogue::Swiglu as i32 && self.quantises_swiglu(kind, rows, n, k);
+        require(NAME, args.oq == 0 || gated, || "only gate and up in blocks of 64 can be quantised".into())?;
+        let (tiles, shared) = (n.div_ceil(shape.outputs), shape.shared(kind, k));
+        let resident = (self.device.shared_bytes as usize / (shared + 1024)).clamp(1, 2);
+        let most = if kind.is_block() { tiles } else { self.device.multiprocessors as usize * resident };
+        let shape = LaunchShape { grid: (tiles.min(most) as u32, 1, 1), threads: 256, shared: shared as u32 };
         // SAFETY: one argument of the kernel's type; shapes are checked above.
         Ok(unsafe { self.device.launch(kernel, shape, Overlap::Early, params![args]) }?)
     }
@@ -416,12 +464,12 @@ impl Kernels {
     /// The linear layer for many rows; block kinds read `xq`, `da` and `sa`.
     ///
     /// # Errors
-    /// Misaligned or odd shapes, a norm or a gather (they belong to `norm_*`), or the driver's.
+    /// Misaligned or odd shapes, or the driver's.
     pub fn linear_tile(&self, kind: Kind, args: LinearArgs) -> Result<(), LaunchError> {
         const NAME: &str = "linear_tile";
         Self::check_linear(NAME, &args)?;
-        require(NAME, args.norm == 0 && args.gather == 0, || "it has no norm and no gather".into())?;
-        require(NAME, !kind.is_block() || args.xq.is_multiple_of(16) && args.xq != 0, || "xq is missing".into())?;
+        Self::check_quantised(NAME, kind, &args)?;
+        require(NAME, args.oq == 0, || "it does not quantise its result".into())?;
         let (rows, n) = (args.rows as usize, args.n as usize);
         let columns = n.div_ceil(64);
         let wide = !kind.is_block() && rows.div_ceil(128) * columns >= self.device.multiprocessors as usize;

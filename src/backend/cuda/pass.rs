@@ -8,7 +8,7 @@ use crate::model::{Geometry, Profile, RopePairing};
 
 use super::driver::{Device, DeviceError};
 use super::kernels::{
-    AttendArgs, Epilogue, Kernels, LaunchError, LinearArgs, RopeArgs, Rows, SMALL_ROWS, SelectOut, SelectRow, StepRow,
+    AttendArgs, Epilogue, Kernels, LaunchError, LinearArgs, RopeArgs, Rows, SelectOut, SelectRow, StepRow,
 };
 use super::memory::DeviceBuffer;
 use super::weights::{DeviceLayer, DeviceMatrix, DeviceModel, Projections};
@@ -65,9 +65,6 @@ pub struct Layout {
     pub end: usize,
 }
 
-/// Up to so many rows every block of the small linear kernel normalises and quantises for itself; above, a kernel does it once.
-const PROLOGUE_ROWS: usize = 4;
-
 /// Sizes that memory is allocated for.
 #[derive(Clone, Copy, Debug)]
 pub struct PassLimits {
@@ -112,8 +109,29 @@ pub struct PassMemory {
     quantised: DeviceBuffer<u8>,
     scales: DeviceBuffer<f32>,
     sums: DeviceBuffer<f32>,
+    given: QuantisedRows,
     partial: DeviceBuffer<f32>,
     counters: DeviceBuffer<u32>,
+}
+
+/// Rows that attention, or gate and up, of a decode step give quantised.
+#[derive(Debug)]
+struct QuantisedRows {
+    q: DeviceBuffer<u8>,
+    scales: DeviceBuffer<f32>,
+    sums: DeviceBuffer<f32>,
+}
+
+impl QuantisedRows {
+    fn new(device: &Rc<Device>, rows: usize, width: usize) -> Result<Self, DeviceError> {
+        let scales = || DeviceBuffer::zeroed(device, "quantised rows", rows * width.div_ceil(32));
+        let q = DeviceBuffer::zeroed(device, "quantised rows", rows * width)?;
+        Ok(Self { q, scales: scales()?, sums: scales()? })
+    }
+
+    fn addresses(&self) -> [u64; 3] {
+        [self.q.address(), self.scales.address(), self.sums.address()]
+    }
 }
 
 /// Bytes of K and V that one page holds.
@@ -174,6 +192,7 @@ impl PassMemory {
             quantised: DeviceBuffer::zeroed(device, "quantised rows", t * widest)?,
             scales: f32s("quantised rows", t * widest / 32)?,
             sums: f32s("quantised rows", t * widest / 32)?,
+            given: QuantisedRows::new(device, limits.slots, g.q_dim().max(g.ffn))?,
             partial: f32s("attention segments", limits.slots * g.heads * segments * (g.head_dim + 2))?,
             counters: u32s("attention counters", limits.slots * kernels.decode_columns(g.heads, g.kv_heads))?,
         })
@@ -220,9 +239,11 @@ pub struct Pass {
 
 /// What a linear layer reads.
 #[derive(Clone, Copy)]
-struct Source {
-    rows: Rows,
-    norm: u64,
+enum Source {
+    /// Rows, RMSNorm with these weights first unless they are 0.
+    Plain { rows: Rows, norm: u64 },
+    /// So many rows of q, scales and sums, for a matrix of blocks.
+    Quantised { rows: usize, parts: [u64; 3] },
 }
 
 /// Where a linear layer writes.
@@ -231,6 +252,14 @@ struct Target {
     out: u64,
     stride: usize,
     epilogue: Epilogue,
+    /// Where SwiGLU's result goes quantised instead; zeros: nowhere.
+    quantised: [u64; 3],
+}
+
+impl Target {
+    const fn new(out: u64, stride: usize, epilogue: Epilogue) -> Self {
+        Self { out, stride, epilogue, quantised: [0; 3] }
+    }
 }
 
 impl Pass {
@@ -273,12 +302,12 @@ impl Pass {
             mark(Stage::Head);
             let every = shape.is_decode() && shape.wanted == shape.tokens;
             let gather = if every { 0 } else { step + layout.gather as u64 };
-            let source = Source {
+            let source = Source::Plain {
                 rows: Rows { x: m.x.address(), gather, rows: shape.wanted, width: g.hidden },
                 norm: self.model.final_norm.address(),
             };
             let head = self.model.head.as_ref().unwrap_or(&self.model.embedding);
-            self.linear(source, head, Target { out: m.logits.address(), stride: g.vocab, epilogue: Epilogue::Store })?;
+            self.linear(source, head, Target::new(m.logits.address(), g.vocab, Epilogue::Store))?;
             mark(Stage::Select);
             let sampling = step + layout.sampling as u64;
             let (logits, out) = (m.logits.address(), m.selected.address());
@@ -297,15 +326,15 @@ impl Pass {
         let (g, m) = (&self.geometry, &self.memory);
         let width = g.q_dim() + 2 * g.kv_dim();
         mark(Stage::Qkv);
-        let source = Source { rows: self.all_rows(shape), norm: layer.attn_norm.address() };
+        let source = Source::Plain { rows: self.all_rows(shape), norm: layer.attn_norm.address() };
         match &layer.qkv {
             Projections::Fused(matrix) => {
-                self.linear(source, matrix, Target { out: m.qkv.address(), stride: width, epilogue: Epilogue::Store })?;
+                self.linear(source, matrix, Target::new(m.qkv.address(), width, Epilogue::Store))?;
             }
             Projections::Split(parts) => {
                 let mut at = 0;
                 for matrix in parts {
-                    let target = Target { out: m.qkv.at(at), stride: width, epilogue: Epilogue::Store };
+                    let target = Target::new(m.qkv.at(at), width, Epilogue::Store);
                     self.linear(source, matrix, target)?;
                     at += matrix.n;
                 }
@@ -317,11 +346,17 @@ impl Pass {
             self.kernels.rope_kv(shape.tokens, self.rope_args(layer_index))?;
         }
         mark(Stage::Attention);
-        self.attend(shape, layer_index)?;
+        let ready = shape.is_decode() && layer.wo.kind.is_block();
+        let given = if ready { m.given.addresses() } else { [0; 3] };
+        self.attend(shape, layer_index, given)?;
         mark(Stage::Output);
-        let source =
-            Source { rows: Rows { x: m.attended.address(), gather: 0, rows: shape.tokens, width: g.q_dim() }, norm: 0 };
-        self.linear(source, &layer.wo, Target { out: m.x.address(), stride: g.hidden, epilogue: Epilogue::Add })
+        let source = if ready {
+            Source::Quantised { rows: shape.tokens, parts: given }
+        } else {
+            let rows = Rows { x: m.attended.address(), gather: 0, rows: shape.tokens, width: g.q_dim() };
+            Source::Plain { rows, norm: 0 }
+        };
+        self.linear(source, &layer.wo, Target::new(m.x.address(), g.hidden, Epilogue::Add))
     }
 
     fn rope_args(&self, layer: i32) -> RopeArgs {
@@ -344,12 +379,16 @@ impl Pass {
         }
     }
 
-    fn attend(&self, shape: &PassShape, layer: i32) -> Result<(), LaunchError> {
+    /// `given` takes the result quantised unless it is zeros; then every row must be a single.
+    fn attend(&self, shape: &PassShape, layer: i32, given: [u64; 3]) -> Result<(), LaunchError> {
         let (g, m, layout) = (&self.geometry, &self.memory, shape.layout());
         let segments = g.context.div_ceil(self.segment);
         let args = AttendArgs {
             qkv: m.qkv.address(),
             out: m.attended.address(),
+            oq: given[0],
+            oda: given[1],
+            osa: given[2],
             tok_slot: m.tok_slot.address(),
             tok_pos: m.tok_pos.address(),
             tables: m.tables.address(),
@@ -392,73 +431,78 @@ impl Pass {
     ) -> Result<(), LaunchError> {
         let (g, m) = (&self.geometry, &self.memory);
         mark(Stage::GateUp);
-        let source = Source { rows: self.all_rows(shape), norm: layer.ffn_norm.address() };
+        let source = Source::Plain { rows: self.all_rows(shape), norm: layer.ffn_norm.address() };
+        let mut down =
+            Source::Plain { rows: Rows { x: m.act.address(), gather: 0, rows: shape.tokens, width: g.ffn }, norm: 0 };
         match &layer.gate_up {
+            Projections::Fused(matrix) if self.gives_quantised(shape, matrix, &layer.w_down) => {
+                let parts = m.given.addresses();
+                let target = Target { quantised: parts, ..Target::new(m.act.address(), g.ffn, Epilogue::Swiglu) };
+                self.linear(source, matrix, target)?;
+                down = Source::Quantised { rows: shape.tokens, parts };
+            }
             Projections::Fused(matrix) => {
-                self.linear(
-                    source,
-                    matrix,
-                    Target { out: m.act.address(), stride: g.ffn, epilogue: Epilogue::Swiglu },
-                )?;
+                self.linear(source, matrix, Target::new(m.act.address(), g.ffn, Epilogue::Swiglu))?;
             }
             Projections::Split(parts) => {
                 for (matrix, out) in parts.iter().zip([m.act.address(), m.up.address()]) {
-                    self.linear(source, matrix, Target { out, stride: g.ffn, epilogue: Epilogue::Store })?;
+                    self.linear(source, matrix, Target::new(out, g.ffn, Epilogue::Store))?;
                 }
                 let act = m.act.address();
                 self.kernels.swiglu(act, m.up.address(), act, shape.tokens * g.ffn)?;
             }
         }
         mark(Stage::Down);
-        let source = Source { rows: Rows { x: m.act.address(), gather: 0, rows: shape.tokens, width: g.ffn }, norm: 0 };
-        self.linear(source, &layer.w_down, Target { out: m.x.address(), stride: g.hidden, epilogue: Epilogue::Add })
+        self.linear(down, &layer.w_down, Target::new(m.x.address(), g.hidden, Epilogue::Add))
+    }
+
+    /// Whether gate and up of this decode step can hand quantised rows to the down projection.
+    fn gives_quantised(&self, shape: &PassShape, gate_up: &DeviceMatrix, down: &DeviceMatrix) -> bool {
+        let DeviceMatrix { kind, n, k, .. } = *gate_up;
+        shape.is_decode() && down.kind.is_block() && self.kernels.quantises_swiglu(kind, shape.tokens, n, k)
     }
 
     fn all_rows(&self, shape: &PassShape) -> Rows {
         Rows { x: self.memory.x.address(), gather: 0, rows: shape.tokens, width: self.geometry.hidden }
     }
 
-    /// A linear layer by the small kernel where it can take the rows, else by tiles with norm and quantisation before it.
+    /// A linear layer: norm or quantisation first, then the kernel for few rows where it can take them, else tiles.
     fn linear(&self, source: Source, matrix: &DeviceMatrix, target: Target) -> Result<(), LaunchError> {
-        let [w, scale, minimum] = matrix.parts();
+        let (m, kind, [w, scale, minimum]) = (&self.memory, matrix.kind, matrix.parts());
+        let [oq, oda, osa] = target.quantised;
         let args = LinearArgs {
-            x: source.rows.x,
             w,
             scale,
             minimum,
             out: target.out,
-            eps: self.geometry.rms_eps,
-            rows: source.rows.rows as i32,
+            oq,
+            oda,
+            osa,
             n: matrix.n as i32,
             k: matrix.k as i32,
-            x_stride: source.rows.width as i32,
+            x_stride: matrix.k as i32,
             out_stride: target.stride as i32,
             epilogue: target.epilogue as i32,
             ..LinearArgs::default()
         };
-        let (rows, m) = (source.rows.rows, &self.memory);
-        let small = rows <= SMALL_ROWS && self.kernels.small_capacity(matrix.kind, rows, matrix.k).is_some();
-        if small && rows <= PROLOGUE_ROWS {
-            let args = LinearArgs { gather: source.rows.gather, norm: source.norm, ..args };
-            return self.kernels.linear_small(matrix.kind, args);
-        }
-        if matrix.kind.is_block() {
-            let quantised = [m.quantised.address(), m.scales.address(), m.sums.address()];
-            self.kernels.norm_q8(source.rows, source.norm, self.geometry.rms_eps, quantised)?;
-            let [xq, da, sa] = quantised;
-            let args = LinearArgs { xq, da, sa, ..args };
-            return if small {
-                self.kernels.linear_small(matrix.kind, args)
-            } else {
-                self.kernels.linear_tile(matrix.kind, args)
-            };
-        }
-        let args = if source.norm == 0 {
-            LinearArgs { gather: source.rows.gather, ..args }
-        } else {
-            self.kernels.norm_f32(source.rows, source.norm, self.geometry.rms_eps, m.normed.address())?;
-            LinearArgs { x: m.normed.address(), ..args }
+        let (count, args) = match source {
+            Source::Quantised { rows, parts: [xq, da, sa] } => (rows, LinearArgs { xq, da, sa, ..args }),
+            Source::Plain { rows, norm } if kind.is_block() => {
+                let parts @ [xq, da, sa] = [m.quantised.address(), m.scales.address(), m.sums.address()];
+                self.kernels.norm_q8(rows, norm, self.geometry.rms_eps, parts)?;
+                (rows.rows, LinearArgs { xq, da, sa, ..args })
+            }
+            Source::Plain { rows, norm: 0 } => (rows.rows, LinearArgs { x: rows.x, ..args }),
+            Source::Plain { rows, norm } => {
+                self.kernels.norm_f32(rows, norm, self.geometry.rms_eps, m.normed.address())?;
+                (rows.rows, LinearArgs { x: m.normed.address(), ..args })
+            }
         };
-        if small { self.kernels.linear_small(matrix.kind, args) } else { self.kernels.linear_tile(matrix.kind, args) }
+        let args = LinearArgs { rows: count as i32, ..args };
+        if self.kernels.takes_rows(kind, count, matrix.n, matrix.k) {
+            self.kernels.linear_rows(kind, args)
+        } else {
+            self.kernels.linear_tile(kind, args)
+        }
     }
 }

@@ -41,8 +41,8 @@ pub enum Program {
     Rows,
     /// select.cu.
     Select,
-    /// linear_small.cu.
-    LinearSmall(Kind),
+    /// linear_rows_q8.cu or linear_rows_f32.cu.
+    LinearRows(Kind),
     /// linear_tile_q8.cu or linear_tile_f32.cu.
     LinearTile(Kind),
     /// attention_decode.cu for a head dimension; `fused` rotates and stores too.
@@ -63,7 +63,7 @@ impl Program {
     /// Every program that a model with these matrix kinds and head dimension uses.
     pub fn of_model(kinds: &[Kind], head_dim: usize) -> Vec<Program> {
         let mut programs = vec![Program::Rows, Program::Select];
-        programs.extend(kinds.iter().flat_map(|&k| [Program::LinearSmall(k), Program::LinearTile(k)]));
+        programs.extend(kinds.iter().flat_map(|&k| [Program::LinearRows(k), Program::LinearTile(k)]));
         programs.extend([true, false].map(|fused| Program::AttendDecode { head_dim, fused }));
         programs.push(Program::AttendPrefill { head_dim });
         programs
@@ -88,7 +88,8 @@ impl Program {
         match self {
             Program::Rows => "rows.cu",
             Program::Select => "select.cu",
-            Program::LinearSmall(_) => "linear_small.cu",
+            Program::LinearRows(Kind::F32 | Kind::Int8) => "linear_rows_f32.cu",
+            Program::LinearRows(_) => "linear_rows_q8.cu",
             Program::LinearTile(Kind::F32 | Kind::Int8) => "linear_tile_f32.cu",
             Program::LinearTile(_) => "linear_tile_q8.cu",
             Program::AttendDecode { .. } => "attention_decode.cu",
@@ -100,7 +101,7 @@ impl Program {
     pub fn defines(self) -> Vec<String> {
         match self {
             Program::Rows | Program::Select => vec![],
-            Program::LinearSmall(kind) | Program::LinearTile(kind @ (Kind::F32 | Kind::Int8)) => {
+            Program::LinearRows(kind) | Program::LinearTile(kind @ (Kind::F32 | Kind::Int8)) => {
                 vec![format!("-DKIND={}", kind as u32)]
             }
             Program::LinearTile(kind) => vec![format!("-DMINIMUM={}", u32::from(kind == Kind::BlockMin))],

@@ -7,13 +7,14 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Every kernel file by the name that programs and sources include.
-const EMBEDDED: [(&str, &str); 10] = [
+const EMBEDDED: [(&str, &str); 11] = [
     ("common.cuh", include_str!("../../../kernels/common.cuh")),
     ("linear.cuh", include_str!("../../../kernels/linear.cuh")),
     ("attention.cuh", include_str!("../../../kernels/attention.cuh")),
     ("rows.cu", include_str!("../../../kernels/rows.cu")),
     ("select.cu", include_str!("../../../kernels/select.cu")),
-    ("linear_small.cu", include_str!("../../../kernels/linear_small.cu")),
+    ("linear_rows_f32.cu", include_str!("../../../kernels/linear_rows_f32.cu")),
+    ("linear_rows_q8.cu", include_str!("../../../kernels/linear_rows_q8.cu")),
     ("linear_tile_f32.cu", include_str!("../../../kernels/linear_tile_f32.cu")),
     ("linear_tile_q8.cu", include_str!("../../../kernels/linear_tile_q8.cu")),
     ("attention_decode.cu", include_str!("../../../kernels/attention_decode.cu")),
@@ -128,8 +129,8 @@ mod tests {
         assert_eq!(key(Program::Rows, &plain), key(Program::Rows, &overlaid));
         let header = folder("header", &["common.cuh"]);
         let overlaid = Sources::overlaid(Some(&header)).unwrap();
-        let small = Program::LinearSmall(Kind::Block);
-        assert_ne!(key(small, &plain), key(small, &overlaid));
+        let rows = Program::LinearRows(Kind::Block);
+        assert_ne!(key(rows, &plain), key(rows, &overlaid));
         [dir, header].iter().for_each(|d| std::fs::remove_dir_all(d).unwrap());
     }
 

@@ -1,5 +1,6 @@
 //! The attention kernels over paged K and V: single positions (plain and fused with rotation and store) and tiles.
 
+use super::linear::quantised_rows;
 use super::{Bench, Failure, Options};
 use crate::arith::attention::score_scale;
 use crate::arith::{RopeTable, attend, rotate_head};
@@ -148,6 +149,9 @@ impl Case {
         AttendArgs {
             qkv: on.qkv.address(),
             out: on.out.address(),
+            oq: 0,
+            oda: 0,
+            osa: 0,
             tok_slot: on.slots.address(),
             tok_pos: on.pos.address(),
             tables: on.tables.address(),
@@ -212,11 +216,23 @@ fn decode(bench: &Bench, options: &Options, fused: bool) -> Result<Tally, Failur
         if fused {
             case.rotate();
         }
+        let values = case.rows.len() * case.heads * case.d;
+        let quantised = (dice.coin(), bench.poisoned::<i8>(values)?, bench.poisoned::<f32>(values / 16)?);
+        let args = match &quantised {
+            (true, q, d) => AttendArgs { oq: q.address(), oda: d.address(), osa: d.at(values / 32), ..args },
+            _ => args,
+        };
         bench.kernels.attend_decode(fused, runs.len(), splits, args)?;
         let what = || {
             format!("{}/{} heads, segment {segment}, rows {:?}, {splits} splits", case.heads, case.kv_heads, case.rows)
         };
-        tally.bits(what, &bench.read(&on.out)?, &case.want());
+        if let (true, q, d) = &quantised {
+            let mut got: Vec<f32> = bench.read(q)?.into_iter().map(f32::from).collect();
+            got.extend(bench.read(d)?);
+            tally.bits(what, &got, &quantised_rows(&case.want(), case.heads * case.d));
+        } else {
+            tally.bits(what, &bench.read(&on.out)?, &case.want());
+        }
         let counters = bench.read(&on.counters)?;
         tally.case(if counters.iter().all(|&c| c == 0) { Ok(()) } else { Err("a counter was left behind".into()) });
         if fused {

@@ -56,6 +56,15 @@ pub fn oracle_row(kind: Kind, matrix: &Matrix, x: &[f32]) -> Vec<f32> {
     }
 }
 
+/// Rows of `width` quantised by the definition: every q, then every scale, then every scaled sum, as floats.
+pub(super) fn quantised_rows(values: &[f32], width: usize) -> Vec<f32> {
+    let blocks: Vec<_> = values.chunks_exact(width).flat_map(quantise_activations).collect();
+    let mut all: Vec<f32> = blocks.iter().flat_map(|b| b.q.map(f32::from)).collect();
+    all.extend(blocks.iter().map(|b| b.d));
+    all.extend(blocks.iter().map(|b| b.d * b.sum as f32));
+    all
+}
+
 /// One linear layer with everything around it.
 struct Case {
     rows: usize,
@@ -97,6 +106,38 @@ impl Case {
         }
     }
 
+    /// Makes the case wide enough for the widest blocks, gate and up as whole activation blocks.
+    fn widen(&mut self, dice: &mut Dice, kind: Kind) {
+        (self.epilogue, self.n) = (Epilogue::Swiglu, 64 * dice.between(54, 70));
+        (self.k, self.gather) = (32 * dice.pick(&[1, 3, 9]), None);
+        self.norm = self.norm.as_ref().map(|_| dice.values(self.k));
+        self.x = dice.values(self.rows * self.k);
+        let (profile, format) = stored(dice, kind);
+        (self.profile, self.matrix) = (profile, matrix(dice, format, self.n, self.k));
+    }
+
+    /// Whether the kernel for few rows gives this case's SwiGLU quantised.
+    fn quantised(&self, bench: &Bench, kind: Kind) -> bool {
+        self.epilogue == Epilogue::Swiglu && bench.kernels.quantises_swiglu(kind, self.rows, self.n, self.k)
+    }
+
+    /// q, scales and sums of the quantised result, one after the other as floats (all exact).
+    fn got_quantised(&self, bench: &Bench, kind: Kind, args: LinearArgs) -> Result<Vec<f32>, Failure> {
+        let values = self.rows * self.width();
+        let q = bench.poisoned::<i8>(values)?;
+        let (scales, sums) = (bench.poisoned::<f32>(values / 32)?, bench.poisoned::<f32>(values / 32)?);
+        let args = LinearArgs { oq: q.address(), oda: scales.address(), osa: sums.address(), ..args };
+        bench.kernels.linear_rows(kind, args)?;
+        let mut got: Vec<f32> = bench.read(&q)?.into_iter().map(f32::from).collect();
+        got.extend(bench.read(&scales)?);
+        got.extend(bench.read(&sums)?);
+        Ok(got)
+    }
+
+    fn want_quantised(&self, kind: Kind) -> Vec<f32> {
+        quantised_rows(&self.want(kind), self.width())
+    }
+
     fn width(&self) -> usize {
         if self.epilogue == Epilogue::Swiglu { self.n / 2 } else { self.n }
     }
@@ -120,8 +161,8 @@ impl Case {
         want
     }
 
-    /// Launches the small kernel, or the tile kernel with the norm before it.
-    fn got(&self, bench: &Bench, kind: Kind, small: bool) -> Result<Vec<f32>, Failure> {
+    /// Launches the norm, then the kernel for few rows or the tile kernel.
+    fn got(&self, bench: &Bench, kind: Kind, few: bool) -> Result<Vec<f32>, Failure> {
         let device_matrix = weights::matrix(&bench.device, "a check", self.profile, &self.matrix)?;
         let [w, scale, minimum] = device_matrix.parts();
         let x = bench.upload(&self.x)?;
@@ -139,7 +180,6 @@ impl Case {
             scale,
             minimum,
             out: out.address(),
-            eps: EPS,
             rows: self.rows as i32,
             n: self.n as i32,
             k: self.k as i32,
@@ -150,12 +190,6 @@ impl Case {
         };
         let (norm, gather) =
             (address(norm.as_ref().map(|b| b.address())), address(gather.as_ref().map(|b| b.address())));
-        // Half of the block cases hand the small kernel rows that were quantised before.
-        let ahead = small && kind.is_block() && (self.rows + self.k / 32).is_multiple_of(2);
-        if small && !ahead {
-            bench.kernels.linear_small(kind, LinearArgs { norm, gather, ..args })?;
-            return bench.read(&out);
-        }
         let source = Rows { x: x.address(), gather, rows: self.rows, width: self.k };
         let values = self.rows * self.k;
         let (q, da, sa) =
@@ -168,8 +202,11 @@ impl Case {
             bench.kernels.norm_f32(source, norm, EPS, normed.address())?;
             args.x = normed.address();
         }
-        if small {
-            bench.kernels.linear_small(kind, args)?;
+        if few && self.quantised(bench, kind) {
+            return self.got_quantised(bench, kind, args);
+        }
+        if few {
+            bench.kernels.linear_rows(kind, args)?;
         } else {
             bench.kernels.linear_tile(kind, args)?;
         }
@@ -180,19 +217,23 @@ impl Case {
 pub(super) fn run(bench: &Bench, options: &Options) -> Result<Vec<Tally>, Failure> {
     let mut parts = Vec::new();
     for kind in Kind::ALL {
-        for small in [true, false] {
-            let name = if small { "linear_small" } else { "linear_tile" };
+        for few in [true, false] {
+            let name = if few { "linear_rows" } else { "linear_tile" };
             let mut tally = Tally::new(format!("{name} {kind:?}"), options.seed);
-            let mut dice = Dice::new(options.seed ^ ((kind as u64) << 8) ^ u64::from(small));
+            let mut dice = Dice::new(options.seed ^ ((kind as u64) << 8) ^ u64::from(few));
             for _ in 0..options.shapes {
-                let rows = if small { dice.between(1, 16) } else { dice.pick(&[1, 7, 17, 33, 64, 65, 100, 129, 200]) };
+                let rows = if few { dice.between(1, 16) } else { dice.pick(&[1, 7, 17, 33, 64, 65, 100, 129, 200]) };
                 let mut case = Case::new(&mut dice, kind, rows);
-                if !small && !kind.is_block() && case.norm.is_none() {
+                if !kind.is_block() && case.norm.is_none() {
                     case.gather = None;
                 }
-                let got = case.got(bench, kind, small)?;
+                if few && dice.below(6) == 0 {
+                    case.widen(&mut dice, kind);
+                }
+                let got = case.got(bench, kind, few)?;
+                let want = if few && case.quantised(bench, kind) { case.want_quantised(kind) } else { case.want(kind) };
                 let what = || format!("{rows} rows, {} outputs of {}, {:?}", case.n, case.k, case.epilogue);
-                tally.bits(what, &got, &case.want(kind));
+                tally.bits(what, &got, &want);
             }
             parts.push(tally);
         }
