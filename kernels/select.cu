@@ -1,9 +1,14 @@
 // Selection of one token per wanted position by the canonical integer rule: no sort, exact sums, any top-k up to the vocabulary.
 //
+// Rows of slots with penalties or a bias are adjusted first (arith::adjusted_logit), into the slot's own copy; the raw logits stay as they are,
+// because log-probabilities are read from them. Other rows pass one branch.
+//
 // One block of 1024 threads a row of logits [vocab]. Order: (logit descending, id ascending). A kept set is always a prefix of that order,
 // described by a key and the last id kept among equals; each filter shortens it. The prefix whose count (top-k) or weight (top-p)
 // reaches a target is found by one histogram over equal slices of the value range, then three over the key's bits inside one slice.
 // Draw: r = high 64 bits of U*W; the first kept id, in id order, whose prefix sum exceeds r. Oracle: arith::select.
+//
+// bind_adjust   one block per slot that is bound with penalties or a bias: stores them and zeroes the slot's counts.
 #include "linear.cuh"
 
 struct SelectRow {
@@ -15,6 +20,26 @@ struct SelectRow {
     u32 greedy;
     u32 slot;
     u32 is_last;      // the slot's last token becomes this one
+    u32 adjusted;     // the slot has penalties or a bias; its rows select one token at most
+    u32 reserved;
+};
+
+struct Adjustment {
+    float presence, frequency;
+    u32 biases, reserved;
+};
+
+struct Bias {
+    u32 id;
+    float value;
+};
+#define MAX_BIAS 1024
+
+struct AdjustArgs {
+    Adjustment* slots;  // [slots]
+    Bias* biases;       // [slots][MAX_BIAS], ids ascending
+    u32* counts;        // [slots][vocab]: how often the slot has selected each token
+    float* adjusted;    // [slots][vocab]
 };
 
 struct SelectOut {
@@ -187,15 +212,48 @@ __device__ u64 token_draw(u64 seed, u32 token_index, u32 choice) {
     return ((u64)c0 << 32) | c1;
 }
 
+// words: (slot, offset in words) per binding; at the offset presence, frequency, biases, then (id, value) each.
+extern "C" __global__ void __launch_bounds__(THREADS) bind_adjust(const u32* __restrict__ words, AdjustArgs a, int vocab) {
+    const u32 slot = words[2 * blockIdx.x];
+    const u32* from = words + words[2 * blockIdx.x + 1];
+    const u32 biases = from[2];
+    if (threadIdx.x == 0) a.slots[slot] = {__uint_as_float(from[0]), __uint_as_float(from[1]), biases, 0};
+    for (u32 i = threadIdx.x; i < biases; i += THREADS) {
+        a.biases[(size_t)slot * MAX_BIAS + i] = {from[3 + 2 * i], __uint_as_float(from[4 + 2 * i])};
+    }
+    for (int i = threadIdx.x; i < vocab; i += THREADS) a.counts[(size_t)slot * vocab + i] = 0;
+}
+
+// arith::adjusted_logits into the slot's copy.
+__device__ __forceinline__ const float* adjust(const float* logits, const AdjustArgs& a, u32 slot, int vocab) {
+    const Adjustment own = a.slots[slot];
+    const u32* counts = a.counts + (size_t)slot * vocab;
+    float* to = a.adjusted + (size_t)slot * vocab;
+    for (int i = threadIdx.x; i < vocab; i += THREADS) {
+        const u32 count = counts[i];
+        float l = logits[i];
+        if (count) l = fma_(-__uint2float_rn(count), own.frequency, l) - own.presence;
+        to[i] = l;
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < own.biases; i += THREADS) {
+        const Bias bias = a.biases[(size_t)slot * MAX_BIAS + i];
+        to[bias.id] = to[bias.id] + bias.value;
+    }
+    __syncthreads();
+    return to;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) select_token(const float* __restrict__ logits, const SelectRow* __restrict__ rows,
                                                                    SelectOut* __restrict__ out, u32* __restrict__ last_token,
-                                                                   int vocab) {
+                                                                   AdjustArgs adjusting, int vocab) {
     __shared__ Scratch s;
     __shared__ u32 lowest_keys[32];
     grid_launch_next();
     grid_wait();
     const SelectRow r = rows[blockIdx.x];
     Row row = {logits + (size_t)blockIdx.x * vocab, vocab, 0.0f, 0.0f, r.inv_temperature};
+    if (r.adjusted) row.logits = adjust(row.logits, adjusting, r.slot, vocab);
     u64 best = 0;
     u32 lowest = 0xffffffffu;
     int finite = 1;
@@ -250,5 +308,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) select_token(const float* 
         if (!finite) token = 0;
         out[blockIdx.x] = {token, (u32)finite};
         if (r.is_last) last_token[r.slot] = token;
+        if (r.adjusted) adjusting.counts[(size_t)r.slot * vocab + token] += 1;
     }
 }

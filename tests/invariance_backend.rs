@@ -91,7 +91,12 @@ impl Runner {
         self.next_step += 1;
         for (s, input, want) in parts.iter_mut() {
             if s.position == 0 {
-                step.bindings.push(SlotBinding { slot: s.slot, request: s.request, pages: s.pages.clone() });
+                step.bindings.push(SlotBinding {
+                    slot: s.slot,
+                    request: s.request,
+                    pages: s.pages.clone(),
+                    adjust: None,
+                });
             }
             let len = input.map_or(1, <[u32]>::len);
             step.tokens.extend(input.unwrap_or(&[]));
@@ -335,7 +340,7 @@ fn two_steps_may_be_in_flight_and_a_third_is_refused() {
         logprobs: Some(3),
         host_logits: HostLogits::No,
     };
-    let binding = SlotBinding { slot: 0, request: s.request, pages: s.pages.clone() };
+    let binding = SlotBinding { slot: 0, request: s.request, pages: s.pages.clone(), adjust: None };
     let first = Step {
         id: 1,
         bindings: vec![binding],

@@ -57,7 +57,7 @@ impl Bench {
         for (s, len) in parts.iter_mut() {
             let end = (s.seen + *len).min(s.tokens.len());
             if s.seen == 0 {
-                bindings.push(SlotBinding { slot: s.slot, request: s.request, pages: s.pages.clone() });
+                bindings.push(SlotBinding { slot: s.slot, request: s.request, pages: s.pages.clone(), adjust: None });
             }
             tokens.extend(&s.tokens[s.seen..end]);
             rows.push(Row {

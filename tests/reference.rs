@@ -141,7 +141,8 @@ fn engine_logits(profile: Profile, ids: &Ids) -> BTreeMap<String, Vec<Vec<f32>>>
             logprobs: None,
             host_logits: HostLogits::Yes,
         };
-        let binding = SlotBinding { slot: 0, request, pages: (0..tokens.len().div_ceil(16) as u32).collect() };
+        let binding =
+            SlotBinding { slot: 0, request, pages: (0..tokens.len().div_ceil(16) as u32).collect(), adjust: None };
         let step = Step { id, bindings: vec![binding], rows: vec![row], tokens: tokens.clone() };
         backend.submit(validator.check(step).expect("the step is valid")).expect("the backend takes it");
         let mut output = loop {

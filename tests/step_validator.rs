@@ -25,7 +25,7 @@ fn row(slot: u32, start: Start, len: u32) -> Row {
 }
 
 fn bind(slot: u32, pages: &[u32]) -> SlotBinding {
-    SlotBinding { slot, request: RequestId(u64::from(slot) + 1), pages: pages.to_vec() }
+    SlotBinding { slot, request: RequestId(u64::from(slot) + 1), pages: pages.to_vec(), adjust: None }
 }
 
 /// Slot 0 with pages 0 and 1 and 20 computed positions, slot 1 with page 2 and 16 positions that selected nothing.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::account::Dialect;
-use crate::backend::{LogprobsWanted, Rule};
+use crate::arith::MAX_BIAS;
+use crate::backend::{Adjust, LogprobsWanted, Rule};
 
 /// Names one choice of one request for life; never reused. Ascending from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -53,6 +54,8 @@ pub struct RequestSpec {
     pub max_new_tokens: usize,
     /// Selection rule.
     pub rule: Rule,
+    /// Penalties and bias, applied before the rule.
+    pub adjust: Option<Arc<Adjust>>,
     /// Seed of the draws.
     pub seed: u64,
     /// Choice index (n > 1).
@@ -118,6 +121,26 @@ pub enum ValidationError {
         /// Vocabulary size.
         vocab: usize,
     },
+    /// More biases than a slot holds.
+    #[error("the bias has {entries} entries, the limit is {MAX_BIAS}")]
+    TooManyBiases {
+        /// Entries that have an effect.
+        entries: usize,
+    },
+    /// A bias for a token that does not exist.
+    #[error("the bias names token id {id}, which is outside the vocabulary of {vocab}")]
+    BiasOutOfRange {
+        /// The id.
+        id: u32,
+        /// Vocabulary size.
+        vocab: usize,
+    },
+    /// A bias that stands twice.
+    #[error("the bias names token id {id} twice")]
+    BiasRepeated {
+        /// The id.
+        id: u32,
+    },
 }
 
 /// A request that can be served: lengths, pages and token ids are in bounds.
@@ -160,6 +183,9 @@ impl ValidRequest {
             let id = spec.prompt[position];
             return Err(ValidationError::TokenOutOfRange { id, position, vocab: limits.vocab });
         }
+        if let Some(adjust) = &spec.adjust {
+            check_bias(&adjust.bias, limits.vocab)?;
+        }
         spec.logprobs = spec.logprobs.map(|wanted| wanted.min(u8::try_from(limits.vocab).unwrap_or(u8::MAX)));
         Ok(Self { id, spec, pages })
     }
@@ -180,6 +206,20 @@ impl ValidRequest {
     }
 }
 
+/// `bias` is sorted by id.
+fn check_bias(bias: &[(u32, f32)], vocab: usize) -> Result<(), ValidationError> {
+    if bias.len() > MAX_BIAS {
+        return Err(ValidationError::TooManyBiases { entries: bias.len() });
+    }
+    if let Some(&(id, _)) = bias.iter().find(|(id, _)| *id as usize >= vocab) {
+        return Err(ValidationError::BiasOutOfRange { id, vocab });
+    }
+    match bias.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        Some(pair) => Err(ValidationError::BiasRepeated { id: pair[0].0 }),
+        None => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,6 +233,7 @@ mod tests {
             prompt: Arc::from([1, 2]),
             max_new_tokens: 3,
             rule: Rule::Greedy,
+            adjust: None,
             seed: 0,
             choice: 0,
             eos: Arc::from([]),

@@ -19,6 +19,7 @@ fn arrival(permits: &QueuePermits, id: u64, pages: usize) -> Option<Arrival<()>>
         prompt: Arc::from(vec![1; pages * LIMITS.page_tokens]),
         max_new_tokens: 1,
         rule: Rule::Greedy,
+        adjust: None,
         seed: 0,
         choice: 0,
         eos: Arc::from([]),

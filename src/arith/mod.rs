@@ -4,6 +4,7 @@
 //! device, is tested against this module on bits. Everything is IEEE-754 single precision in the order written here: Rust never
 //! contracts, `mul_add` is one fused operation. Values are assumed finite; a non-finite logit fails its request later on.
 
+pub mod adjust;
 pub mod attention;
 pub mod exp;
 pub mod linear;
@@ -16,6 +17,7 @@ pub mod rope;
 pub mod rule;
 pub mod select;
 
+pub use adjust::{MAX_BIAS, adjusted_logit, adjusted_logits};
 pub use attention::attend;
 pub use exp::exp_c;
 pub use linear::{linear_f32, linear_int8, linear_q8};

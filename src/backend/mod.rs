@@ -15,7 +15,7 @@ pub mod validate;
 use std::sync::Arc;
 
 pub use step::{
-    HostLogits, Input, LogprobsWanted, Row, RowOutput, Rule, SamplingRow, SlotBinding, Start, Step, StepOutput,
+    Adjust, HostLogits, Input, LogprobsWanted, Row, RowOutput, Rule, SamplingRow, SlotBinding, Start, Step, StepOutput,
     StepTiming, TokenLogprobs, Want,
 };
 pub use validate::{PlanError, StepLimits, StepValidator, ValidStep};

@@ -4,6 +4,7 @@
 //! kinds share a step. Everything here is plain data and could be sent to one executor per device.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use crate::admission::RequestId;
 
@@ -67,7 +68,18 @@ pub enum Rule {
     },
 }
 
-/// How one row selects. Rides in the step; nothing about sampling is kept in the backend.
+/// What is added to a sequence's logits before its rule (`arith::adjust`). The backend counts the tokens that the slot selects.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adjust {
+    /// Taken off once a token was generated, −2..=2.
+    pub presence: f32,
+    /// Taken off for each time that a token was generated, −2..=2.
+    pub frequency: f32,
+    /// (token id, what is added), ids ascending, at most `arith::MAX_BIAS`, each −100..=100.
+    pub bias: Vec<(u32, f32)>,
+}
+
+/// How one row selects. Rides in the step; of selection the backend keeps only what `SlotBinding::adjust` asks for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SamplingRow {
     /// The rule.
@@ -104,7 +116,7 @@ pub struct Row {
 }
 
 /// Gives a slot a new sequence: its page table for life. Takes effect before the rows of the same step.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SlotBinding {
     /// The slot.
     pub slot: u32,
@@ -112,6 +124,8 @@ pub struct SlotBinding {
     pub request: RequestId,
     /// Physical pages; position p lives in `pages[p >> 4]`.
     pub pages: Vec<u32>,
+    /// Penalties and bias of the new sequence; absent costs nothing. Its counts start at zero, and its rows want `None` or `Last`.
+    pub adjust: Option<Arc<Adjust>>,
 }
 
 /// One forward pass.

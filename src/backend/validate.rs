@@ -5,8 +5,9 @@
 //! that a sequence has ended: a binding that takes pages of an older binding revokes that older slot, and a later row of a revoked
 //! slot is refused. Two sequences therefore never write one page.
 
-use super::step::{Input, Row, Rule, SlotBinding, Start, Step, Want};
+use super::step::{Adjust, Input, Row, Rule, SlotBinding, Start, Step, Want};
 use crate::admission::RequestId;
+use crate::arith::MAX_BIAS;
 
 /// Bounds a step is checked against.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +56,14 @@ pub enum PlanError {
     PageRepeated { slot: u32, page: u32 },
     #[error("binding of slot {slot}: page {page} belongs to slot {owner} in the same step")]
     PageOwned { slot: u32, page: u32, owner: u32 },
+    #[error("binding of slot {slot}: a penalty or bias is {value}, it must lie in -{limit}..={limit}")]
+    AdjustOutOfRange { slot: u32, value: f32, limit: f32 },
+    #[error("binding of slot {slot}: {entries} biases exceed the limit of {MAX_BIAS}")]
+    TooManyBiases { slot: u32, entries: usize },
+    #[error(
+        "binding of slot {slot}: the bias of token id {id} is outside the vocabulary of {vocab} or not in ascending order"
+    )]
+    BiasId { slot: u32, id: u32, vocab: usize },
     #[error("row of slot {slot}: there are {slots} slots")]
     SlotOutOfRange { slot: u32, slots: usize },
     #[error("slot {slot} has two rows in one step")]
@@ -85,6 +94,8 @@ pub enum PlanError {
     TopP { slot: u32, value: u64 },
     #[error("row of slot {slot}: min_p is {value}, it must lie between 0 and 1")]
     MinP { slot: u32, value: f32 },
+    #[error("row of slot {slot}: the slot has penalties or a bias, its rows select one token at most")]
+    AdjustedScoring { slot: u32 },
     #[error("row of slot {slot}: {wanted} log-probabilities are wanted of a vocabulary of {vocab}")]
     TooManyLogprobs { slot: u32, wanted: u8, vocab: usize },
     #[error("row of slot {slot}: its token indices pass the end of 32 bits")]
@@ -121,6 +132,7 @@ struct Bound {
     pages: Vec<u32>,
     position: u32,
     has_last: bool,
+    adjusted: bool,
 }
 
 /// What a row of this step sees of its slot: the binding of the same step, or the state before it.
@@ -129,6 +141,7 @@ struct View {
     pages: usize,
     position: u32,
     has_last: bool,
+    adjusted: bool,
 }
 
 /// Marks that are only valid within one step: an entry counts when it holds the current stamp.
@@ -220,7 +233,7 @@ impl StepValidator {
             }
             *mark = (self.marks.stamp, slot);
         }
-        Ok(())
+        binding.adjust.as_ref().map_or(Ok(()), |adjust| check_adjust(slot, adjust, limits.vocab))
     }
 
     /// A request has rows in one slot only. Binding it to another slot (preempted and resumed) revokes the older one.
@@ -244,14 +257,19 @@ impl StepValidator {
         let (stamp, index) = self.marks.binding_of_slot[slot as usize];
         if stamp == self.marks.stamp {
             let b = &bindings[index as usize];
-            return Ok(View { request: b.request, pages: b.pages.len(), position: 0, has_last: false });
+            let adjusted = b.adjust.is_some();
+            return Ok(View { request: b.request, pages: b.pages.len(), position: 0, has_last: false, adjusted });
         }
         match &self.slots[slot as usize] {
             SlotState::Unbound => Err(PlanError::Unbound { slot }),
             SlotState::Revoked { to } => Err(PlanError::Revoked { slot, to: *to }),
-            SlotState::Bound(b) => {
-                Ok(View { request: b.request, pages: b.pages.len(), position: b.position, has_last: b.has_last })
-            }
+            SlotState::Bound(b) => Ok(View {
+                request: b.request,
+                pages: b.pages.len(),
+                position: b.position,
+                has_last: b.has_last,
+                adjusted: b.adjusted,
+            }),
         }
     }
 
@@ -290,6 +308,9 @@ impl StepValidator {
         }
         if row.input == Input::DeviceLast && !view.has_last {
             return Err(PlanError::NoLastToken { slot });
+        }
+        if view.adjusted && row.want == Want::All {
+            return Err(PlanError::AdjustedScoring { slot });
         }
         if row.want == Want::None { Ok(()) } else { self.check_selection(row) }
     }
@@ -363,7 +384,8 @@ impl StepValidator {
                 self.owner[page as usize] = Some(binding.slot);
             }
             let pages = binding.pages.clone();
-            let bound = Bound { request: binding.request, pages, position: 0, has_last: false };
+            let adjusted = binding.adjust.is_some();
+            let bound = Bound { request: binding.request, pages, position: 0, has_last: false, adjusted };
             self.slots[binding.slot as usize] = SlotState::Bound(bound);
         }
         for row in &step.rows {
@@ -381,4 +403,25 @@ impl StepValidator {
             }
         }
     }
+}
+
+fn check_adjust(slot: u32, adjust: &Adjust, vocab: usize) -> Result<(), PlanError> {
+    let entries = adjust.bias.len();
+    if entries > MAX_BIAS {
+        return Err(PlanError::TooManyBiases { slot, entries });
+    }
+    let penalties = [adjust.presence, adjust.frequency].map(|value| (value, 2.0));
+    let biases = adjust.bias.iter().map(|&(_, value)| (value, 100.0));
+    // A NaN is not within either.
+    if let Some((value, limit)) = penalties.into_iter().chain(biases).find(|(v, limit)| !(v.abs() <= *limit)) {
+        return Err(PlanError::AdjustOutOfRange { slot, value, limit });
+    }
+    let mut least = 0;
+    for &(id, _) in &adjust.bias {
+        if (id as usize) < least || id as usize >= vocab {
+            return Err(PlanError::BiasId { slot, id, vocab });
+        }
+        least = id as usize + 1;
+    }
+    Ok(())
 }

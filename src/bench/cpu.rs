@@ -63,7 +63,7 @@ pub fn run(
         let mut prefill = 0.0;
         for slot in 0..bench.batch {
             let pages = (slot * pages..(slot + 1) * pages).map(|p| p as u32).collect();
-            let binding = SlotBinding { slot: slot as u32, request: request(slot), pages };
+            let binding = SlotBinding { slot: slot as u32, request: request(slot), pages, adjust: None };
             let tokens = (0..bench.prompt).map(|i| ((i * 7919 + slot) % facts.vocab) as u32).collect();
             let row = row(request(slot), slot, Start::Host(0), bench.prompt);
             let seconds = step(vec![binding], vec![row], tokens)?;

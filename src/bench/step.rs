@@ -32,6 +32,7 @@ fn sequences(batch: usize, prompt: usize, generate: usize, vocab: usize) -> Vec<
         generate,
         rule: Rule::Greedy,
         seed: 1,
+        adjust: None,
         cancel_after: None,
     };
     (0..batch).map(one).collect()

@@ -2,13 +2,14 @@
 //! Two plays of the same sequences under different schedules must leave the same traces (invariants I1 and I8).
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use super::Dice;
 use super::models::Subject;
 use crate::admission::RequestId;
 use crate::backend::{
-    Backend, HostLogits, Input, Row, RowOutput, Rule, SamplingRow, SlotBinding, Start, Step, StepLimits, StepTiming,
-    StepValidator, Want,
+    Adjust, Backend, HostLogits, Input, Row, RowOutput, Rule, SamplingRow, SlotBinding, Start, Step, StepLimits,
+    StepTiming, StepValidator, Want,
 };
 
 /// A sequence to generate.
@@ -22,6 +23,8 @@ pub struct Sequence {
     pub rule: Rule,
     /// Seed of the draws.
     pub seed: u64,
+    /// Penalties and bias; not with `Observe::Everything`.
+    pub adjust: Option<Arc<Adjust>>,
     /// Leave after so many generated tokens were planned; absent: never.
     pub cancel_after: Option<usize>,
 }
@@ -276,7 +279,12 @@ impl Game<'_> {
                 self.dice.shuffle(&mut player.free_slots);
             }
             let Some(slot) = player.free_slots.pop() else { break };
-            bindings.push(SlotBinding { slot, request: self.request(index), pages: pages.clone() });
+            bindings.push(SlotBinding {
+                slot,
+                request: self.request(index),
+                pages: pages.clone(),
+                adjust: s.adjust.clone(),
+            });
             self.resident.push(Resident { index, slot, pages, done: 0, planned: 0, in_flight: 0 });
         }
         bindings

@@ -56,7 +56,7 @@ impl Scorer {
         let request = RequestId(self.windows);
         let facts = self.driver.backend().facts();
         let pages = (0..window.len().div_ceil(facts.page_tokens) as u32).collect();
-        let mut bindings = vec![SlotBinding { slot: 0, request, pages }];
+        let mut bindings = vec![SlotBinding { slot: 0, request, pages, adjust: None }];
         let mut position = 0;
         for tokens in window.chunks(slice.max(1)) {
             let row = row(request, position, tokens.len());

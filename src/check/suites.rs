@@ -2,7 +2,9 @@
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use super::kernels::adjust::adjust;
 use super::models::{EAGER, Setup, Shape, Subject, Which, weights};
 use super::play::{Counts, Observe, Pages, Player, Sequence, Style, Trace};
 use super::{Dice, Tally};
@@ -177,7 +179,7 @@ impl<'a> Stage<'a> {
 
     fn sequence(&mut self, len: usize, generate: usize) -> Sequence {
         let (prompt, rule, seed) = (self.prompt(len), self.rule(), self.dice.bits());
-        Sequence { prompt, generate, rule, seed, cancel_after: None }
+        Sequence { prompt, generate, rule, seed, adjust: None, cancel_after: None }
     }
 
     fn play(&mut self, player: &mut Player, sequences: &[Sequence], style: &Style) -> Result<Vec<Trace>, Failure> {
@@ -504,6 +506,12 @@ fn sampling(stage: &mut Stage<'_>) -> Result<(), Failure> {
             };
             let len = stage.dice.between(1, 60);
             sequences.push(Sequence { rule, ..stage.sequence(len, 16) });
+            // The same rule after penalties and bias, and greedily.
+            let vocab = vocab as usize;
+            let adjust = (0..2).map(|_| Some(Arc::new(adjust(&mut stage.dice, vocab)))).collect::<Vec<_>>();
+            for (rule, adjust) in [rule, Rule::Greedy].into_iter().zip(adjust) {
+                sequences.push(Sequence { rule, adjust, ..stage.sequence(len, 24) });
+            }
         }
     }
     let want = stage.play(&mut player, &sequences, &Style::solo(Observe::Tokens))?;

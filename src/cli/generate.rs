@@ -102,6 +102,7 @@ pub fn run(args: &Args) -> Outcome {
         prompt: prompt.into(),
         max_new_tokens: args.max_tokens,
         rule: sampling.rule(),
+        adjust: None,
         seed: args.seed.unwrap_or(DEFAULT_SEED),
         choice: 0,
         eos: tokenizer.eos_ids(),

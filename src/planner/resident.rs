@@ -116,7 +116,12 @@ impl Resident {
     /// Its page table for life, on first use.
     pub fn bind(&mut self) -> Option<SlotBinding> {
         let first = !std::mem::replace(&mut self.bound, true);
-        first.then(|| SlotBinding { slot: self.slot, request: self.id(), pages: self.lease.pages().to_vec() })
+        first.then(|| SlotBinding {
+            slot: self.slot,
+            request: self.id(),
+            pages: self.lease.pages().to_vec(),
+            adjust: self.request.spec().adjust.clone(),
+        })
     }
 
     /// The next slice of the prompt, `len` positions; appends its tokens. The last slice selects the first token.

@@ -22,6 +22,7 @@ fn sequence(id: u64, prompt: usize, max_new_tokens: usize) -> Sequence {
         prompt: (0..prompt as u32).map(|p| p % 100).collect(),
         max_new_tokens,
         rule: Rule::Greedy,
+        adjust: None,
         seed: id,
         choice: 0,
         eos: Arc::from([]),

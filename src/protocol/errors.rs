@@ -173,6 +173,9 @@ impl ApiError {
         let (code, param) = match error {
             E::EmptyPrompt | E::TokenOutOfRange { .. } => (Code::InvalidValue, prompt),
             E::ZeroMaxTokens | E::TooManyNewTokens { .. } => (Code::InvalidValue, max_tokens),
+            E::TooManyBiases { .. } | E::BiasOutOfRange { .. } | E::BiasRepeated { .. } => {
+                (Code::InvalidValue, "logit_bias")
+            }
             E::PromptTooLong { .. } => (Code::ContextLengthExceeded, prompt),
             E::ContextOverflow { .. } | E::PoolTooSmall { .. } => (Code::ContextLengthExceeded, max_tokens),
         };

@@ -1,5 +1,6 @@
 //! Wire types and session formatting. Nothing here knows an actor; `actors::session` calls it with tokens and sends what it returns.
 
+pub mod adjust;
 pub mod body;
 pub mod choice;
 pub mod errors;

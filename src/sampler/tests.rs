@@ -16,6 +16,7 @@ fn tracked(id: u64, max_new_tokens: usize, eos: &[u32], hub: char) -> (RequestId
         prompt: Arc::from([1]),
         max_new_tokens,
         rule: Rule::Greedy,
+        adjust: None,
         seed: 0,
         choice: 0,
         eos: Arc::from(eos),

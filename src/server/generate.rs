@@ -127,6 +127,7 @@ async fn read(service: &Service, request: &HttpRequest, payload: web::Payload) -
         prompt: Arc::clone(&prompt),
         max_new_tokens: asked.max_tokens,
         rule: asked.sampling.rule(),
+        adjust: None,
         seed: asked.seed,
         choice: 0,
         eos: if asked.ignore_eos { Arc::from([]) } else { service.tokenizer.eos_ids() },

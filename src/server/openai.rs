@@ -53,11 +53,12 @@ fn specs(
     base: RequestSpecBase,
 ) -> impl Iterator<Item = RequestSpec> {
     let eos = if common.ignore_eos { Arc::from([]) } else { service.tokenizer.eos_ids() };
-    let (rule, prompt) = (common.sampling.rule(), Arc::clone(prompt));
+    let (rule, adjust, prompt) = (common.sampling.rule(), common.adjust.clone(), Arc::clone(prompt));
     (0..common.n as u32).map(move |choice| RequestSpec {
         prompt: Arc::clone(&prompt),
         max_new_tokens: base.max_new_tokens,
         rule,
+        adjust: adjust.clone(),
         seed,
         choice,
         eos: Arc::clone(&eos),

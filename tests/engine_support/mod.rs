@@ -37,6 +37,7 @@ pub fn spec(prompt: &[u32], max_new_tokens: usize) -> RequestSpec {
         prompt: Arc::from(prompt),
         max_new_tokens,
         rule: Rule::Greedy,
+        adjust: None,
         seed: 0,
         choice: 0,
         eos: Arc::from([]),

@@ -16,7 +16,7 @@ use super::model::{Layer, Model};
 use super::pack::{Packed, TILE};
 use super::pass::{Pass, Wanted};
 use super::rows::{norm_row, rotate, swiglu_rows};
-use super::select::{SelectScratch, highest, logprobs, select};
+use super::select::{SelectScratch, highest, logprobs, select, select_adjusted};
 use super::threads::{Abandoned, Barrier, Claims, lock};
 use crate::arith::attention::score_scale;
 use crate::backend::{HostLogits, TokenLogprobs};
@@ -386,7 +386,10 @@ impl Engine {
         let Some(top) = highest(logits) else {
             return Outcome { token: 0, finite: false, logprobs: None, logits: host };
         };
-        let token = select(self.level, logits, top, &row.sampling, wanted.offset, scratch);
+        let token = match &row.adjust {
+            None => select(self.level, logits, top, &row.sampling, wanted.offset, scratch),
+            Some(adjusting) => select_adjusted(self.level, logits, adjusting, &row.sampling, wanted.offset, scratch),
+        };
         let logprobs = row.logprobs.map(|n| logprobs(self.level, logits, top.1, token, n.into(), scratch));
         Outcome { token, finite: true, logprobs, logits: host }
     }

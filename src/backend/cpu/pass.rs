@@ -1,9 +1,11 @@
 //! A step made ready for the threads: tokens resolved, positions counted, attention cut into blocks. Also the state of the slots.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
+use super::threads::lock;
 use crate::admission::RequestId;
-use crate::backend::{HostLogits, Input, LogprobsWanted, SamplingRow, Step, Want};
+use crate::backend::{Adjust, HostLogits, Input, LogprobsWanted, SamplingRow, Step, Want};
 
 /// A slot between steps.
 #[derive(Clone, Debug, Default)]
@@ -11,6 +13,16 @@ pub struct Slot {
     table: Arc<[u32]>,
     position: u32,
     last: u32,
+    adjust: Option<Arc<Adjusting>>,
+}
+
+/// Penalties and bias of a slot, with how often it has selected each token.
+#[derive(Debug)]
+pub struct Adjusting {
+    /// What the request asked for.
+    pub adjust: Arc<Adjust>,
+    /// Count by token id; changed between passes only.
+    pub counts: Mutex<BTreeMap<u32, u32>>,
 }
 
 /// One row of the pass.
@@ -32,6 +44,8 @@ pub struct PassRow {
     pub want: Want,
     /// How.
     pub sampling: SamplingRow,
+    /// What comes before that.
+    pub adjust: Option<Arc<Adjusting>>,
     /// Log-probabilities.
     pub logprobs: LogprobsWanted,
     /// Logits to the host.
@@ -83,7 +97,8 @@ impl Pass {
     /// Applies the step's bindings to the slots and reads its rows. `step` passed the validator.
     pub fn new(step: Step, slots: &mut [Slot], kv_heads: usize, block_tokens: usize) -> Self {
         for binding in step.bindings {
-            slots[binding.slot as usize] = Slot { table: binding.pages.into(), position: 0, last: 0 };
+            let adjust = binding.adjust.map(|adjust| Arc::new(Adjusting { adjust, counts: Mutex::default() }));
+            slots[binding.slot as usize] = Slot { table: binding.pages.into(), position: 0, last: 0, adjust };
         }
         let mut pass = Self { id: step.id, ..Self::default() };
         let mut given = step.tokens.into_iter();
@@ -112,6 +127,7 @@ impl Pass {
                 len,
                 want: row.want,
                 sampling: row.sampling,
+                adjust: slot.adjust.clone(),
                 logprobs: row.logprobs,
                 host_logits: row.host_logits,
             });
@@ -140,7 +156,11 @@ impl Pass {
     }
 }
 
-/// Remembers the token that a slot selected last.
+/// Remembers the token that a slot selected last, and counts it where counts are kept.
 pub fn remember(slots: &mut [Slot], slot: u32, token: u32) {
-    slots[slot as usize].last = token;
+    let slot = &mut slots[slot as usize];
+    slot.last = token;
+    if let Some(adjusting) = &slot.adjust {
+        *lock(&adjusting.counts).entry(token).or_default() += 1;
+    }
 }

@@ -1,7 +1,10 @@
 //! Selection without a sort: thresholds by partitioning, sums in id order. Gives what `arith::select` defines.
 
 use super::level::Level;
+use super::pass::Adjusting;
 use super::rows::exp_slice;
+use super::threads::lock;
+use crate::arith::adjusted_logit;
 use crate::arith::philox::token_draw;
 use crate::arith::select::{draw_point, fixed_weight, log_probability, order_key, top_p_target};
 use crate::backend::{Rule, SamplingRow, TokenLogprobs};
@@ -10,6 +13,7 @@ use crate::backend::{Rule, SamplingRow, TokenLogprobs};
 #[derive(Default)]
 pub struct SelectScratch {
     e: Vec<f32>,
+    adjusted: Vec<f32>,
     ranked: Vec<Ranked>,
 }
 
@@ -55,7 +59,7 @@ pub fn select(
     scratch: &mut SelectScratch,
 ) -> u32 {
     let Rule::Sampled { inv_temperature, top_k, top_p, min_p } = sampling.rule else { return top.0 };
-    let SelectScratch { e, ranked } = scratch;
+    let SelectScratch { e, ranked, .. } = scratch;
     e.clear();
     e.extend_from_slice(logits);
     exp_slice(level, e, top.1, inv_temperature);
@@ -89,6 +93,32 @@ pub fn select(
         prefix > point
     });
     drawn.map_or(top.0, |i| i as u32)
+}
+
+/// As `select`, after penalties and bias: only tokens with a count or a bias are touched, on a copy.
+pub fn select_adjusted(
+    level: Level,
+    logits: &[f32],
+    adjusting: &Adjusting,
+    sampling: &SamplingRow,
+    offset: u32,
+    scratch: &mut SelectScratch,
+) -> u32 {
+    let mut adjusted = std::mem::take(&mut scratch.adjusted);
+    adjusted.clear();
+    adjusted.extend_from_slice(logits);
+    let adjust = &adjusting.adjust;
+    for (&id, &count) in lock(&adjusting.counts).iter() {
+        let logit = &mut adjusted[id as usize];
+        *logit = adjusted_logit(*logit, count, 0.0, adjust.presence, adjust.frequency);
+    }
+    for &(id, bias) in &adjust.bias {
+        adjusted[id as usize] += bias;
+    }
+    // Finite logits stay finite: what is added is far below half a unit in the last place of the largest f32.
+    let token = highest(&adjusted).map_or(0, |top| select(level, &adjusted, top, sampling, offset, scratch));
+    scratch.adjusted = adjusted;
+    token
 }
 
 /// The rank that ends the shortest prefix, in rank order, whose weight reaches `target`: a weighted quickselect.

@@ -13,6 +13,7 @@ use crate::backend::{
 };
 use crate::model::{Geometry, ModelWeights, Profile};
 
+use super::adjust::{AdjustMemory, AdjustedSlots};
 use super::cache::Cache;
 use super::driver::{Device, DeviceError, Event};
 use super::graphs::{Decision, GraphCache, GraphCounts, GraphLimits};
@@ -91,6 +92,7 @@ pub struct CudaBackend {
     facts: Facts,
     in_flight: VecDeque<InFlight>,
     submitted: usize,
+    adjusted: AdjustedSlots,
     last_shape: Option<PassShape>,
     graphs: GraphCache,
     lanes: Vec<Lane>,
@@ -123,7 +125,8 @@ fn pool_pages(device: &Device, g: &Geometry, config: &CudaConfig) -> Result<usiz
         PoolSize::Pages(pages) => Ok(pages),
         PoolSize::MemoryFraction(fraction) => {
             let (free, _) = device.memory().map_err(unavailable)?;
-            let scratch = config.max_step_tokens * 4 * (g.vocab + 6 * g.ffn.max(g.hidden) + 4 * g.q_dim());
+            let scratch = config.max_step_tokens * 4 * (g.vocab + 6 * g.ffn.max(g.hidden) + 4 * g.q_dim())
+                + AdjustMemory::bytes(config.slots, g.vocab);
             let bytes = (free as f64 * fraction) as usize;
             let pages = bytes.saturating_sub(scratch) / page_bytes(g);
             let most = config.slots * g.context.div_ceil(16);
@@ -183,8 +186,18 @@ impl CudaBackend {
         };
         let pass = Pass::new(kernels, model, memory, g, profile);
         let graphs = GraphCache::new(config.graphs);
-        let mut backend =
-            Self { facts, in_flight: VecDeque::new(), submitted: 0, last_shape: None, graphs, lanes, pass, device };
+        let adjusted = AdjustedSlots::new(config.slots);
+        let mut backend = Self {
+            facts,
+            in_flight: VecDeque::new(),
+            submitted: 0,
+            adjusted,
+            last_shape: None,
+            graphs,
+            lanes,
+            pass,
+            device,
+        };
         backend.record_decode_graphs(config.graphs.decode.min(config.slots)).map_err(unavailable)?;
         backend.device.synchronise().map_err(unavailable)?;
         Ok(backend)
@@ -246,6 +259,7 @@ impl CudaBackend {
 
     fn launch_step(&mut self, step: &ValidStep) -> Result<InFlight, LaunchError> {
         let began = Instant::now();
+        self.adjusted.follow(step.step());
         let lane_index = self.submitted % STEPS_IN_FLIGHT;
         let pass = &self.pass;
         let lane = &mut self.lanes[lane_index];
@@ -254,6 +268,7 @@ impl CudaBackend {
             self.facts.context,
             |history| pass.capacity(history),
             |capacity| pass.tile_rows(capacity),
+            &self.adjusted,
             lane.upload.slice_mut(),
         );
         lane.begun.record(&self.device)?;
@@ -263,6 +278,10 @@ impl CudaBackend {
             let words = memory.step.at(plan.shape.layout().end);
             let (tables, position) = (memory.tables.address(), memory.position.address());
             pass.kernels.bind(plan.bindings, words, tables, position, memory.table_stride)?;
+        }
+        let (adjusted, at) = plan.adjusted;
+        if adjusted > 0 {
+            pass.kernels.bind_adjust(adjusted, memory.step.at(at), memory.adjust.args(), self.facts.vocab)?;
         }
         self.launch(&plan.shape)?;
         let mut timing = StepTiming { upload_bytes: plan.bytes as u64, ..StepTiming::default() };

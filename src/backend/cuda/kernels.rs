@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::rc::Rc;
 
+use super::adjust::AdjustArgs;
 use super::cache::{Cache, Source};
 use super::driver::{Device, DeviceError, Kernel, LaunchShape, Module, Overlap};
 use super::nvrtc::Compiler;
@@ -132,6 +133,8 @@ pub struct SelectRow {
     pub greedy: u32,
     pub slot: u32,
     pub is_last: u32,
+    pub adjusted: u32,
+    pub reserved: u32,
 }
 
 /// `SelectOut` of kernels/select.cu.
@@ -178,6 +181,7 @@ pub struct Kernels {
     decode: [Kernel; 2],
     prefill: BTreeMap<(usize, usize), Kernel>,
     select: Kernel,
+    bind_adjust: Kernel,
 }
 
 const ROW_KERNELS: [&str; 9] =
@@ -277,9 +281,11 @@ impl Kernels {
         for (rows, heads) in PREFILL_TILES {
             prefill.insert((rows, heads), module.kernel(&format!("attend_prefill_{rows}x{heads}")).map_err(text)?);
         }
-        let select = load(Program::Select)?.kernel("select_token").map_err(text)?;
+        let module = load(Program::Select)?;
+        let select = module.kernel("select_token").map_err(text)?;
+        let bind_adjust = module.kernel("bind_adjust").map_err(text)?;
         tracing::debug!(compiled, architecture, "kernels loaded");
-        Ok(Self { device: Rc::clone(device), head_dim, rows, few, tile, decode, prefill, select })
+        Ok(Self { device: Rc::clone(device), head_dim, rows, few, tile, decode, prefill, select, bind_adjust })
     }
 
     /// The device that they are loaded on.
@@ -574,14 +580,35 @@ impl Kernels {
         sampling: u64,
         out: u64,
         last_token: u64,
+        adjust: AdjustArgs,
         vocab: usize,
     ) -> Result<(), LaunchError> {
         require("select_token", rows > 0 && vocab > 0, || format!("{rows} rows of {vocab} logits"))?;
         let n = vocab as i32;
         let shape = LaunchShape { grid: (rows as u32, 1, 1), threads: 1024, shared: 0 };
-        let params = params![logits, sampling, out, last_token, n];
+        let params = params![logits, sampling, out, last_token, adjust, n];
         // SAFETY: arguments of the kernel's types; the caller's buffers hold `rows` rows.
         Ok(unsafe { self.device.launch(&self.select, shape, Overlap::Early, params) }?)
+    }
+}
+
+impl Kernels {
+    /// Gives `bindings` slots their penalties and biases and zeroes their counts; `words` are those of `adjust::words`.
+    ///
+    /// # Errors
+    /// Nothing to do, or the driver's.
+    pub fn bind_adjust(
+        &self,
+        bindings: usize,
+        words: u64,
+        adjust: AdjustArgs,
+        vocab: usize,
+    ) -> Result<(), LaunchError> {
+        require("bind_adjust", bindings > 0, || "no slot has penalties or a bias".into())?;
+        let n = vocab as i32;
+        let shape = LaunchShape { grid: (bindings as u32, 1, 1), threads: 1024, shared: 0 };
+        // SAFETY: arguments of the kernel's types; the caller's buffers hold every slot named in `words`.
+        Ok(unsafe { self.device.launch(&self.bind_adjust, shape, Overlap::No, params![words, adjust, n]) }?)
     }
 }
 

@@ -5,6 +5,7 @@
 //! hold every raw handle; `kernels` launches, `pass` composes a forward pass, `graphs` decides what is replayed, `plan` writes a step
 //! for the device, `executor` is the backend.
 
+pub mod adjust;
 pub mod cache;
 pub mod driver;
 pub mod executor;

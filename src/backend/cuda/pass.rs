@@ -6,6 +6,7 @@ use std::rc::Rc;
 use crate::arith::attention::score_scale;
 use crate::model::{Geometry, Profile, RopePairing};
 
+use super::adjust::{self, AdjustMemory};
 use super::driver::{Device, DeviceError};
 use super::kernels::{
     AttendArgs, Epilogue, Kernels, LaunchError, LinearArgs, RopeArgs, Rows, SelectOut, SelectRow, StepRow,
@@ -89,6 +90,8 @@ pub struct PassMemory {
     pub position: DeviceBuffer<u32>,
     /// Last selected token of each slot.
     pub last_token: DeviceBuffer<u32>,
+    /// Penalties, biases and counts of each slot.
+    pub adjust: AdjustMemory,
     /// K `[pages][layers][16][kv_dim]`.
     pub k_pool: DeviceBuffer<f32>,
     /// V, alike.
@@ -150,7 +153,7 @@ impl PassMemory {
             tiles: limits.tokens,
             capacity: 0,
         };
-        shape.layout().end + 4 * (1 + limits.slots * (3 + table))
+        shape.layout().end + 4 * (1 + limits.slots * (3 + table) + adjust::words_max(limits.slots))
     }
 
     /// Allocates everything that a step may need.
@@ -176,6 +179,7 @@ impl PassMemory {
             table_stride: table,
             position: u32s("slot positions", limits.slots)?,
             last_token: u32s("slot tokens", limits.slots)?,
+            adjust: AdjustMemory::new(device, limits.slots, g.vocab)?,
             k_pool: f32s("the key pool", pool)?,
             v_pool: f32s("the value pool", pool)?,
             logits: f32s("logits", t * g.vocab)?,
@@ -311,7 +315,8 @@ impl Pass {
             mark(Stage::Select);
             let sampling = step + layout.sampling as u64;
             let (logits, out) = (m.logits.address(), m.selected.address());
-            self.kernels.select(shape.wanted, logits, sampling, out, m.last_token.address(), g.vocab)?;
+            let last = m.last_token.address();
+            self.kernels.select(shape.wanted, logits, sampling, out, last, m.adjust.args(), g.vocab)?;
         }
         Ok(())
     }

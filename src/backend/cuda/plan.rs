@@ -3,6 +3,7 @@
 use crate::admission::RequestId;
 use crate::backend::{HostLogits, Input, LogprobsWanted, Row, Rule, SamplingRow, Start, Step, Want};
 
+use super::adjust::{self, AdjustedSlots};
 use super::kernels::{FROM_DEVICE, SelectRow, StepRow};
 use super::pass::PassShape;
 
@@ -37,6 +38,8 @@ pub struct Plan {
     pub bytes: usize,
     /// Bindings in it.
     pub bindings: usize,
+    /// Bindings with penalties or a bias, and where their words are, in bytes.
+    pub adjusted: (usize, usize),
     /// Rows that yield something, in row order.
     pub expected: Vec<Expected>,
 }
@@ -58,7 +61,7 @@ fn history(step: &Step, context: usize) -> usize {
     step.rows.iter().filter(|r| r.len > 1).map(end).max().unwrap_or(0)
 }
 
-fn sampling_row(row: &Row, offset: u32, last: bool) -> SelectRow {
+fn sampling_row(row: &Row, offset: u32, last: bool, adjusted: &AdjustedSlots) -> SelectRow {
     let SamplingRow { rule, seed, token_index, choice } = row.sampling;
     let base = SelectRow {
         seed,
@@ -66,6 +69,7 @@ fn sampling_row(row: &Row, offset: u32, last: bool) -> SelectRow {
         choice,
         slot: row.slot,
         is_last: u32::from(last),
+        adjusted: u32::from(adjusted.has(row.slot)),
         ..SelectRow::default()
     };
     match rule {
@@ -77,12 +81,13 @@ fn sampling_row(row: &Row, offset: u32, last: bool) -> SelectRow {
 }
 
 /// Writes `step` into `buffer` (16-byte aligned, large enough for any checked step). `capacity` maps a history to the score capacity of a
-/// tile, `tile_rows` a capacity to a tile's query rows.
+/// tile, `tile_rows` a capacity to a tile's query rows; `adjusted` has followed this step.
 pub fn write(
     step: &Step,
     context: usize,
     capacity: impl Fn(usize) -> usize,
     tile_rows: impl Fn(usize) -> usize,
+    adjusted: &AdjustedSlots,
     buffer: &mut [u8],
 ) -> Plan {
     let longest = history(step, context);
@@ -120,7 +125,7 @@ pub fn write(
             expected.push(Expected { request: row.request, first: want, count, logprobs, host_logits });
         }
         for offset in 0..count {
-            let selection = sampling_row(row, offset as u32, offset + 1 == count);
+            let selection = sampling_row(row, offset as u32, offset + 1 == count, adjusted);
             put(buffer, layout.sampling + want * size_of::<SelectRow>(), bytemuck::bytes_of(&selection));
             let at = (token + len - count + offset) as u32;
             put(buffer, layout.gather + want * 4, &at.to_le_bytes());
@@ -140,8 +145,11 @@ pub fn write(
         input += if from_host { len } else { 0 };
     }
     put(buffer, layout.tokens, bytemuck::cast_slice(&step.tokens));
-    let bytes = write_bindings(step, layout.end, buffer);
-    Plan { shape, bytes, bindings: step.bindings.len(), expected }
+    let adjust_at = write_bindings(step, layout.end, buffer);
+    let (words, bindings_adjusted) = adjust::words(step);
+    put(buffer, adjust_at, bytemuck::cast_slice(&words));
+    let bytes = adjust_at + 4 * words.len();
+    Plan { shape, bytes, bindings: step.bindings.len(), adjusted: (bindings_adjusted, adjust_at), expected }
 }
 
 /// count, then (slot, pages, offset in words) a binding, then the pages; returns the end in bytes.

@@ -1,5 +1,6 @@
 //! `crucible check kernels`: every launcher on seeded shapes, bits against `arith`, outputs poisoned before each launch.
 
+pub(super) mod adjust;
 mod attention;
 mod linear;
 mod rows;
@@ -79,6 +80,7 @@ pub fn run(options: &Options) -> Result<u64, Failure> {
     let mut parts = linear::run(&bench, options)?;
     parts.extend(rows::run(&bench, options)?);
     parts.extend(selection::run(&bench, options)?);
+    parts.extend(adjust::run(&bench, options)?);
     parts.extend(attention::run(&bench, options)?);
     for head_dim in [128, 32, 96] {
         let bench = Bench::open(options, &[], head_dim)?;

@@ -5,11 +5,12 @@ use std::num::NonZeroU32;
 use super::{Bench, Failure, Options};
 use crate::arith::rule::top_p_fixed;
 use crate::arith::select::select;
+use crate::backend::cuda::adjust::AdjustArgs;
 use crate::backend::cuda::kernels::{SelectOut, SelectRow};
 use crate::backend::{Rule, SamplingRow};
 use crate::check::{Dice, Tally};
 
-fn logits(dice: &mut Dice, vocab: usize) -> Vec<f32> {
+pub(super) fn logits(dice: &mut Dice, vocab: usize) -> Vec<f32> {
     let mut logits: Vec<f32> = match dice.below(6) {
         // Few distinct values: ties everywhere.
         0 => (0..vocab).map(|_| dice.below(5) as f32 - 2.0).collect(),
@@ -29,7 +30,7 @@ fn logits(dice: &mut Dice, vocab: usize) -> Vec<f32> {
     logits
 }
 
-fn rule(dice: &mut Dice, vocab: usize) -> Rule {
+pub(super) fn rule(dice: &mut Dice, vocab: usize) -> Rule {
     if dice.below(6) == 0 {
         return Rule::Greedy;
     }
@@ -51,7 +52,7 @@ fn rule(dice: &mut Dice, vocab: usize) -> Rule {
 }
 
 /// The row as the device takes it.
-fn device_row(sampling: &SamplingRow, slot: u32) -> SelectRow {
+pub(super) fn device_row(sampling: &SamplingRow, slot: u32) -> SelectRow {
     let SamplingRow { rule, seed, token_index, choice } = *sampling;
     let base = SelectRow { seed, token_index, choice, slot, is_last: 1, ..SelectRow::default() };
     match rule {
@@ -86,6 +87,7 @@ pub(super) fn run(bench: &Bench, options: &Options) -> Result<Vec<Tally>, Failur
             device_rows.address(),
             out.address(),
             last.address(),
+            AdjustArgs::default(),
             vocab,
         )?;
         let (got, last) = (bench.read(&out)?, bench.read(&last)?);

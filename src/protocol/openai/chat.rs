@@ -311,8 +311,6 @@ mod tests {
         });
         assert!(parse(passing).is_ok());
         for (name, value) in [
-            ("frequency_penalty", json!(0.1)),
-            ("logit_bias", json!({"5": 1})),
             ("tools", json!([{"type": "function"}])),
             ("response_format", json!({"type": "json_object"})),
             ("reasoning_effort", json!("low")),

@@ -6,14 +6,17 @@ pub mod completions;
 pub mod models;
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::json;
 
+use super::adjust;
 use super::body::{Body, wrong_type};
 use super::errors::{ApiError, Code};
 use super::sampling::Sampling;
 use super::stream::Usage;
+use crate::backend::Adjust;
 
 /// Stop strings of one request at most.
 const MAX_STOPS: usize = 4;
@@ -27,6 +30,8 @@ pub struct Common {
     pub model: String,
     /// Selection.
     pub sampling: Sampling,
+    /// Penalties and bias before it.
+    pub adjust: Option<Arc<Adjust>>,
     /// Seed of the draws, when the client names one.
     pub seed: Option<u64>,
     /// Strings that end an answer.
@@ -55,21 +60,17 @@ pub enum Delivery {
 impl Common {
     fn parse(body: &mut Body) -> Result<Self, ApiError> {
         let model = body.string("model")?;
-        let common = Self {
+        Ok(Self {
             model: body.require("model", model)?,
             sampling: sampling(body)?,
+            adjust: adjust::parse(body)?,
             seed: seed(body)?,
             stop: body.stop_strings("stop", MAX_STOPS)?,
             n: body.integer("n", 1..=MAX_CHOICES)?.unwrap_or(1) as usize,
             delivery: delivery(body)?,
             ignore_eos: body.boolean("ignore_eos")?.unwrap_or(false),
             user: body.string("user")?,
-        };
-        let zero = [json!(0), json!(0.0)];
-        body.unsupported("frequency_penalty", &zero)?;
-        body.unsupported("presence_penalty", &zero)?;
-        body.unsupported("logit_bias", &[json!({})])?;
-        Ok(common)
+        })
     }
 }
 
