@@ -49,7 +49,7 @@ fn a_presence_penalty_on_forced_candidates_takes_turns() {
 #[test]
 fn the_answer_is_the_same_alone_and_among_others_in_every_combination() {
     let server = Binary::tiny(&[]);
-    let bias: Value = (0..40).map(|i| ((i * 8).to_string(), json!(if i % 2 == 0 { 3.5 } else { -6 }))).collect();
+    let bias: Value = (0..40).map(|i| ((i * 8).to_string(), json!(if i % 2 == 0 { 3.5 } else { -6.0 }))).collect();
     let mut bodies = Vec::new();
     for penalties in
         [json!({}), json!({"presence_penalty": 1.3}), json!({"frequency_penalty": 0.8, "presence_penalty": -0.4})]

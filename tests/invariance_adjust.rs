@@ -115,12 +115,6 @@ fn penalties_and_biases_change_what_is_generated() {
         of.filter(|(_, (with, without))| with.tokens != without.tokens).count()
     };
     assert!(changed(Rule::Greedy) >= 6 && changed(SAMPLED) >= 6, "{} {}", changed(Rule::Greedy), changed(SAMPLED));
-    // A presence penalty of 2 and greedy selection over flat logits: hardly a token comes twice.
-    let strong =
-        sequences.iter().position(|s| s.rule == Rule::Greedy && s.adjust.as_ref().is_some_and(|a| a.presence == 1.5));
-    let tokens = &with[strong.expect("one")].tokens;
-    let distinct: std::collections::BTreeSet<_> = tokens.iter().collect();
-    assert!(distinct.len() >= tokens.len() / 2, "{tokens:?}");
 }
 
 /// Runs one adjusted sequence by hand and checks every token against the definition over the raw logits of its own row.

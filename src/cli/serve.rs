@@ -60,8 +60,12 @@ fn leave(reason: &str, code: i32) -> ! {
 
 /// The log says where; the last line on the terminal is a command to paste.
 fn announce(config: &Config, address: SocketAddr) {
-    tracing::info!("listening on http://{address}");
+    tracing::info!("listening on {}://{address}", scheme(config));
     println!("{}", example(config, address));
+}
+
+fn scheme(config: &Config) -> &'static str {
+    if config.server.tls.is_some() { "https" } else { "http" }
 }
 
 /// A curl command that chats with this server. Without a tokenizer for words (a synthetic model) it asks for any text.
@@ -71,9 +75,9 @@ fn example(config: &Config, address: SocketAddr) -> String {
         ip if ip.is_ipv6() => format!("[{ip}]"),
         ip => ip.to_string(),
     };
-    let key = match config.server.api_key {
-        Some(_) => " -H 'authorization: Bearer YOUR_KEY'",
-        None => "",
+    let key = match config.server.api_keys.is_open() {
+        true => "",
+        false => " -H 'authorization: Bearer YOUR_KEY'",
     };
     let body = serde_json::json!({
         "model": config.model.id,
@@ -82,5 +86,6 @@ fn example(config: &Config, address: SocketAddr) -> String {
         "max_tokens": 32,
     });
     let port = address.port();
-    format!("curl -s http://{host}:{port}/v1/chat/completions -H 'content-type: application/json'{key} -d '{body}'")
+    let scheme = scheme(config);
+    format!("curl -s {scheme}://{host}:{port}/v1/chat/completions -H 'content-type: application/json'{key} -d '{body}'")
 }

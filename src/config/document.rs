@@ -45,6 +45,8 @@ pub enum Value {
     Float(f64),
     /// A boolean.
     Bool(bool),
+    /// An array of strings.
+    Texts(Vec<String>),
     /// Something no key takes, by its TOML name.
     Other(&'static str),
 }
@@ -57,6 +59,7 @@ impl Value {
             Value::Integer(_) => "an integer",
             Value::Float(_) => "a float",
             Value::Bool(_) => "a boolean",
+            Value::Texts(_) => "an array",
             Value::Other(name) => name,
         }
     }
@@ -150,10 +153,16 @@ impl Document {
             }
             DeValue::Boolean(value) => Value::Bool(*value),
             DeValue::Datetime(_) => Value::Other("a date"),
-            DeValue::Array(_) => Value::Other("an array"),
+            DeValue::Array(items) => texts(items.iter().map(|item| item.get_ref().as_str())),
         };
         self.entries.insert(path, Entry { value, origin: origin(at) });
     }
+}
+
+/// An array of strings, which may be empty; one with anything else in it is of no use to any key.
+fn texts<'a>(items: impl Iterator<Item = Option<&'a str>>) -> Value {
+    let texts: Option<Vec<String>> = items.map(|item| item.map(str::to_owned)).collect();
+    texts.map_or(Value::Other("an array of other things than strings"), Value::Texts)
 }
 
 fn integer(digits: &str, radix: u32) -> Value {

@@ -87,6 +87,18 @@ impl Fields {
         }
     }
 
+    /// An array of strings; empty is the default.
+    pub fn texts(&mut self, key: &str) -> Vec<String> {
+        let Some(entry) = self.take(key) else { return Vec::new() };
+        match entry.value {
+            Value::Texts(values) => values,
+            other => {
+                self.blame(entry.origin, format!("{key} must be an array of strings, not {}", other.kind()));
+                Vec::new()
+            }
+        }
+    }
+
     /// A path; the empty string, which is the default, is none.
     pub fn path(&mut self, key: &str) -> Option<PathBuf> {
         let text = self.text(key, "");

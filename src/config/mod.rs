@@ -1,10 +1,12 @@
 //! The configuration: a TOML file and `--set` overrides become one checked [`Config`], or a list of everything that is wrong.
 //!
-//! config/crucible.toml states every key with its default; a test holds the two together. No environment variable changes
-//! anything.
+//! config/crucible.toml states every key with its default; a test holds the two together. An environment variable is only
+//! read where the file names it (`server.api_key_env`).
 
 mod document;
 mod fields;
+mod keys;
+mod origins;
 mod read;
 #[cfg(test)]
 mod tests;
@@ -14,6 +16,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use document::{Document, Origin, Problem};
+pub use keys::ApiKeys;
+pub use origins::Origins;
 
 use crate::actors::topology::EngineConfig;
 use crate::model::{Geometry, MatrixFormat, Profile};
@@ -197,8 +201,12 @@ pub struct ServerConfig {
     pub port: u16,
     /// HTTP worker threads.
     pub workers: usize,
-    /// Key that clients must present; absent is open.
-    pub api_key: Option<String>,
+    /// Keys of which clients must present one.
+    pub api_keys: ApiKeys,
+    /// Who may call from a browser on another site.
+    pub cors_origins: Origins,
+    /// Certificate chain and private key; absent is plain HTTP.
+    pub tls: Option<TlsFiles>,
     /// Largest request body.
     pub body_limit_bytes: usize,
     /// Time for a body to arrive.
@@ -215,6 +223,15 @@ pub struct ServerConfig {
     pub fatal_linger: Duration,
     /// Time for live requests after a signal.
     pub drain_deadline: Duration,
+}
+
+/// `server.tls_*`: PEM files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Certificates, the server's own first.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
 }
 
 /// `telemetry.log_format`.

@@ -4,9 +4,11 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use super::fields::Fields;
+use super::keys::api_keys;
+use super::origins::origins;
 use super::{
     AttentionVariant, BackendChoice, Config, ExecutorConfig, GraphsConfig, IsaChoice, KvConfig, LimitsConfig,
-    LoadFormat, LogFormat, LogLevel, ModelConfig, ModelPath, PrefillConfig, ServerConfig, TelemetryConfig,
+    LoadFormat, LogFormat, LogLevel, ModelConfig, ModelPath, PrefillConfig, ServerConfig, TelemetryConfig, TlsFiles,
 };
 use crate::model::{Geometry, MatrixFormat, Profile, RopePairing};
 
@@ -148,12 +150,13 @@ fn server(f: &mut Fields) -> ServerConfig {
         f.reject("server.host", format!("server.host must be an IP address such as 127.0.0.1, not \"{host}\""));
         IpAddr::V4(Ipv4Addr::LOCALHOST)
     });
-    let api_key = f.text("server.api_key", "");
     ServerConfig {
         host,
         port: u16::try_from(f.integer("server.port", 8_080, 0..=65_535)).unwrap_or_default(),
         workers: f.size("server.workers", 2, 1..=256),
-        api_key: (!api_key.is_empty()).then_some(api_key),
+        api_keys: api_keys(f),
+        cors_origins: origins(f),
+        tls: tls(f),
         body_limit_bytes: f.size("server.body_limit_bytes", 4_194_304, 1_024..=1_073_741_824),
         body_timeout: millis(f, "server.body_timeout_ms", 30_000, 100..=3_600_000),
         header_timeout: millis(f, "server.header_timeout_ms", 10_000, 100..=3_600_000),
@@ -162,6 +165,24 @@ fn server(f: &mut Fields) -> ServerConfig {
         stream_buffer_bytes: f.size("server.stream_buffer_bytes", 1_048_576, 4_096..=1_073_741_824),
         fatal_linger: millis(f, "server.fatal_linger_ms", 1_000, 0..=60_000),
         drain_deadline: millis(f, "server.drain_deadline_ms", 30_000, 0..=3_600_000),
+    }
+}
+
+fn tls(f: &mut Fields) -> Option<TlsFiles> {
+    match (f.path("server.tls_certificate"), f.path("server.tls_key")) {
+        (Some(certificate), Some(key)) => Some(TlsFiles { certificate, key }),
+        (None, None) => None,
+        (Some(_), None) => {
+            f.reject("server.tls_certificate", "server.tls_certificate needs server.tls_key, its private key".into());
+            None
+        }
+        (None, Some(_)) => {
+            f.reject(
+                "server.tls_key",
+                "server.tls_key needs server.tls_certificate, the certificate it belongs to".into(),
+            );
+            None
+        }
     }
 }
 

@@ -6,6 +6,7 @@ mod openai;
 mod run;
 mod status;
 mod text;
+mod tls;
 mod tools;
 
 use std::cell::OnceCell;

@@ -6,13 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use actix_cors::Cors;
 use actix_web::dev::ServerHandle;
 use actix_web::http::{KeepAlive, Method, header};
 use actix_web::{App, HttpRequest, HttpResponse, HttpServer, Resource, Route, guard, middleware, web};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-use super::{Service, WorkerHub, generate, intake, openai, status, tools};
+use super::{Service, WorkerHub, generate, intake, openai, status, tls, tools};
+use crate::config::Origins;
 use crate::protocol::errors::{ApiError, Code};
 
 /// How serving ended.
@@ -26,6 +28,9 @@ pub enum Ending {
     Failed(String),
 }
 
+/// How long a browser may remember what it was told about another site's calls.
+const CORS_MAX_AGE_SECONDS: usize = 600;
+
 /// Time that written responses have to leave the process, seconds.
 const FLUSH_SECONDS: u64 = 1;
 
@@ -37,11 +42,13 @@ pub async fn serve(service: web::Data<Service>, ready: impl FnOnce(SocketAddr)) 
     let mut signals = Signals::new()?;
     let config = service.config.server.clone();
     let shared = service.clone();
+    let origins = config.cors_origins.clone();
     let app = move || {
         App::new()
             .app_data(shared.clone())
             .app_data(web::Data::new(WorkerHub::default()))
             .wrap(middleware::from_fn(intake::authorise))
+            .wrap(cors(&origins))
             .configure(routes)
             .configure(crate::web::configure)
             .default_service(web::to(not_found))
@@ -57,10 +64,15 @@ pub async fn serve(service: web::Data<Service>, ready: impl FnOnce(SocketAddr)) 
         .h1_allow_half_closed(false)
         .tcp_nodelay(true)
         .shutdown_timeout(FLUSH_SECONDS)
-        .disable_signals()
-        .bind((config.host, config.port))
-        .map_err(|e| cannot_listen(SocketAddr::new(config.host, config.port), &e))?;
-    let address = server.addrs().first().copied().unwrap_or_else(|| SocketAddr::new(config.host, config.port));
+        .tls_handshake_timeout(config.header_timeout)
+        .disable_signals();
+    let asked = SocketAddr::new(config.host, config.port);
+    let server = match &config.tls {
+        None => server.bind(asked),
+        Some(files) => server.bind_rustls_0_23(asked, tls::configuration(&files.certificate, &files.key)?),
+    };
+    let server = server.map_err(|e| cannot_listen(asked, &e))?;
+    let address = server.addrs().first().copied().unwrap_or(asked);
     let server = server.run();
     let handle = server.handle();
     let running = tokio::task::spawn_local(server);
@@ -74,6 +86,22 @@ pub async fn serve(service: web::Data<Service>, ready: impl FnOnce(SocketAddr)) 
     wind_down(&service, &handle, &mut signals, &ending).await;
     drop(running);
     Ok(ending)
+}
+
+/// Headers for browsers on the sites that are let in; nothing at all where none is. It stands outside of the question for the key,
+/// because a browser asks first whether it may send one.
+fn cors(origins: &Origins) -> middleware::Condition<Cors> {
+    let shared = Cors::default()
+        .allowed_methods([Method::GET, Method::HEAD, Method::POST])
+        .allow_any_header()
+        .expose_headers(["x-request-id", "request-id", "retry-after"])
+        .max_age(CORS_MAX_AGE_SECONDS);
+    let (on, cors) = match origins {
+        Origins::None => (false, shared),
+        Origins::Any => (true, shared.allow_any_origin().send_wildcard()),
+        Origins::Listed(list) => (true, list.iter().fold(shared, |cors, origin| cors.allowed_origin(origin))),
+    };
+    middleware::Condition::new(on, cors)
 }
 
 /// The error of the system with the address that it is about.

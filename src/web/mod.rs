@@ -64,6 +64,11 @@ pub fn configure(service: &mut ServiceConfig) {
     }
 }
 
+/// Whether this path is a file of the page.
+pub fn serves(path: &str) -> bool {
+    ASSETS.iter().any(|asset| asset.path == path)
+}
+
 fn reads(context: &actix_web::guard::GuardContext<'_>) -> bool {
     matches!(context.head().method.as_str(), "GET" | "HEAD")
 }

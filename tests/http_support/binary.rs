@@ -37,12 +37,21 @@ impl Binary {
 
     /// The same with further arguments of `serve`.
     pub fn with_arguments(config: &str, overrides: &[&str], arguments: &[&str]) -> Self {
+        Self::launch(config, overrides, |command| _ = command.args(arguments))
+    }
+
+    /// The same in an environment with further variables.
+    pub fn with_environment(config: &str, overrides: &[&str], variables: &[(&str, &str)]) -> Self {
+        Self::launch(config, overrides, |command| _ = command.envs(variables.iter().copied()))
+    }
+
+    fn launch(config: &str, overrides: &[&str], prepare: impl FnOnce(&mut Command)) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_crucible"));
         command.args(["serve", "--config", config, "--set", "server.port=0"]);
         for set in overrides {
             command.args(["--set", set]);
         }
-        command.args(arguments);
+        prepare(&mut command);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary");
         let log = collect(child.stderr.take().expect("stderr"));
         let output = collect(child.stdout.take().expect("stdout"));
