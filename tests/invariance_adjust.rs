@@ -43,7 +43,16 @@ fn what_has_no_effect_is_no_adjustment_and_biases_are_sorted() {
 
 fn setup() -> Setup {
     let graphs = GraphLimits::default();
-    Setup { which: Which::Cpu, pages: 512, slots: 16, tokens: 640, graphs, libraries: None, cache_dir: None::<PathBuf> }
+    Setup {
+        which: Which::Cpu,
+        pages: 512,
+        slots: 16,
+        tokens: 640,
+        graphs,
+        libraries: None,
+        cache_dir: None::<PathBuf>,
+        kernels: None,
+    }
 }
 
 fn player(profile: Profile) -> Player {

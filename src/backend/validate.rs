@@ -412,8 +412,8 @@ fn check_adjust(slot: u32, adjust: &Adjust, vocab: usize) -> Result<(), PlanErro
     }
     let penalties = [adjust.presence, adjust.frequency].map(|value| (value, 2.0));
     let biases = adjust.bias.iter().map(|&(_, value)| (value, 100.0));
-    // A NaN is not within either.
-    if let Some((value, limit)) = penalties.into_iter().chain(biases).find(|(v, limit)| !(v.abs() <= *limit)) {
+    if let Some((value, limit)) = penalties.into_iter().chain(biases).find(|&(v, limit)| v.is_nan() || v.abs() > limit)
+    {
         return Err(PlanError::AdjustOutOfRange { slot, value, limit });
     }
     let mut least = 0;

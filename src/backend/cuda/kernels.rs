@@ -146,6 +146,21 @@ pub struct SelectOut {
     pub finite: u32,
 }
 
+/// Addresses that `select_token` reads and writes.
+#[derive(Clone, Copy, Debug)]
+pub struct SelectBuffers {
+    /// `[rows][vocab]`, raw; only read.
+    pub logits: u64,
+    /// `SelectRow` a row.
+    pub sampling: u64,
+    /// `SelectOut` a row.
+    pub out: u64,
+    /// Last token of each slot.
+    pub last_token: u64,
+    /// Penalties, biases and counts; only touched for rows that are adjusted.
+    pub adjust: AdjustArgs,
+}
+
 /// Why a launch was refused or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
@@ -573,16 +588,8 @@ impl Kernels {
     ///
     /// # Errors
     /// An empty vocabulary, or the driver's.
-    pub fn select(
-        &self,
-        rows: usize,
-        logits: u64,
-        sampling: u64,
-        out: u64,
-        last_token: u64,
-        adjust: AdjustArgs,
-        vocab: usize,
-    ) -> Result<(), LaunchError> {
+    pub fn select(&self, rows: usize, vocab: usize, buffers: SelectBuffers) -> Result<(), LaunchError> {
+        let SelectBuffers { logits, sampling, out, last_token, adjust } = buffers;
         require("select_token", rows > 0 && vocab > 0, || format!("{rows} rows of {vocab} logits"))?;
         let n = vocab as i32;
         let shape = LaunchShape { grid: (rows as u32, 1, 1), threads: 1024, shared: 0 };

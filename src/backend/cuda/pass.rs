@@ -9,7 +9,8 @@ use crate::model::{Geometry, Profile, RopePairing};
 use super::adjust::{self, AdjustMemory};
 use super::driver::{Device, DeviceError};
 use super::kernels::{
-    AttendArgs, Epilogue, Kernels, LaunchError, LinearArgs, RopeArgs, Rows, SelectOut, SelectRow, StepRow,
+    AttendArgs, Epilogue, Kernels, LaunchError, LinearArgs, RopeArgs, Rows, SelectBuffers, SelectOut, SelectRow,
+    StepRow,
 };
 use super::memory::DeviceBuffer;
 use super::weights::{DeviceLayer, DeviceMatrix, DeviceModel, Projections};
@@ -316,7 +317,8 @@ impl Pass {
             let sampling = step + layout.sampling as u64;
             let (logits, out) = (m.logits.address(), m.selected.address());
             let last = m.last_token.address();
-            self.kernels.select(shape.wanted, logits, sampling, out, last, m.adjust.args(), g.vocab)?;
+            let buffers = SelectBuffers { logits, sampling, out, last_token: last, adjust: m.adjust.args() };
+            self.kernels.select(shape.wanted, g.vocab, buffers)?;
         }
         Ok(())
     }

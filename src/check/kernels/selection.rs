@@ -6,7 +6,7 @@ use super::{Bench, Failure, Options};
 use crate::arith::rule::top_p_fixed;
 use crate::arith::select::select;
 use crate::backend::cuda::adjust::AdjustArgs;
-use crate::backend::cuda::kernels::{SelectOut, SelectRow};
+use crate::backend::cuda::kernels::{SelectBuffers, SelectOut, SelectRow};
 use crate::backend::{Rule, SamplingRow};
 use crate::check::{Dice, Tally};
 
@@ -81,15 +81,14 @@ pub(super) fn run(bench: &Bench, options: &Options) -> Result<Vec<Tally>, Failur
         let device_rows: Vec<SelectRow> = sampling.iter().enumerate().map(|(i, s)| device_row(s, i as u32)).collect();
         let (device_logits, device_rows) = (bench.upload(&all.concat())?, bench.upload(&device_rows)?);
         let (out, last) = (bench.poisoned::<SelectOut>(rows)?, bench.poisoned::<u32>(rows)?);
-        bench.kernels.select(
-            rows,
-            device_logits.address(),
-            device_rows.address(),
-            out.address(),
-            last.address(),
-            AdjustArgs::default(),
-            vocab,
-        )?;
+        let buffers = SelectBuffers {
+            logits: device_logits.address(),
+            sampling: device_rows.address(),
+            out: out.address(),
+            last_token: last.address(),
+            adjust: AdjustArgs::default(),
+        };
+        bench.kernels.select(rows, vocab, buffers)?;
         let (got, last) = (bench.read(&out)?, bench.read(&last)?);
         for (i, (row, sampling)) in all.iter().zip(&sampling).enumerate() {
             let want = select(row, sampling, 0);
