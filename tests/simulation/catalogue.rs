@@ -117,7 +117,7 @@ impl Alone {
         self.runs += 1;
         let request = RequestId(self.runs);
         let pages = (0..(CONTEXT / PAGE) as u32).collect();
-        let mut bindings = vec![SlotBinding { slot: 0, request, pages }];
+        let mut bindings = vec![SlotBinding { slot: 0, request, pages, adjust: None }];
         let mut prompt = kind.prompt.to_vec();
         let token = |index: u32| {
             let first = index == 0;

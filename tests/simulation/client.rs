@@ -90,6 +90,7 @@ impl Ask {
             prompt: self.kind.prompt.clone(),
             max_new_tokens: self.kind.max_new_tokens,
             rule: self.kind.rule,
+            adjust: None,
             seed: self.kind.seed,
             choice,
             eos: self.eos.into_iter().collect(),
