@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use http_support::binary::Binary;
 use http_support::client::{get, send_json};
+use http_support::until;
 use serde_json::{Value, json};
 
 /// Starts the tiny model with a fault to come.
@@ -37,5 +38,22 @@ fn a_panicking_actor_or_a_failing_step_fails_every_request_in_the_typed_way_and_
         assert_eq!(server.wait(Duration::from_secs(10)).code(), Some(1), "{fault}");
         let log = server.log.lock().expect("no panic").clone();
         assert!(log.contains("injected"), "{fault}: {log}");
+    }
+}
+
+#[test]
+fn a_panicking_session_fails_its_own_request_alone_and_every_page_comes_back() {
+    for path in ["/v1/generate/stream", "/v1/generate"] {
+        let server = with_fault("session=5");
+        // The engine sends its news step by step, so that the fifth comes long before the end.
+        let struck = send_json(server.address, path, &question(400)).response();
+        let text = struck.text();
+        assert!(text.contains("engine_failed") && text.contains("session"), "{text}");
+        until("every page is back", || {
+            let stats = get(server.address, "/stats").json();
+            stats["active_requests"] == 0 && stats["kv_pages_used"] == 0 && stats["cancelled_requests"] == 1
+        });
+        assert_eq!(get(server.address, "/health").status, 200, "the engine did nothing wrong");
+        assert_eq!(send_json(server.address, path, &question(20)).response().status, 200);
     }
 }

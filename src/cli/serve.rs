@@ -1,5 +1,6 @@
 //! `crucible serve`: fetches the model when it is absent, loads it, listens, and says how to ask.
 
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -54,14 +55,16 @@ pub fn run(args: &Args) -> Outcome {
 /// Ends the process without waiting for a device or a thread that may never answer.
 fn leave(reason: &str, code: i32) -> ! {
     tracing::error!("{reason}");
-    eprintln!("crucible: {reason}");
+    // Standard error may be a file on a full disk.
+    let _ = writeln!(std::io::stderr(), "crucible: {reason}");
     std::process::exit(code)
 }
 
 /// The log says where; the last line on the terminal is a command to paste.
 fn announce(config: &Config, address: SocketAddr) {
     tracing::info!("listening on {}://{address}", scheme(config));
-    println!("{}", example(config, address));
+    // The server serves, whoever reads its terminal.
+    let _ = writeln!(std::io::stdout(), "{}", example(config, address));
 }
 
 fn scheme(config: &Config) -> &'static str {

@@ -215,6 +215,8 @@ pub struct ServerConfig {
     pub header_timeout: Duration,
     /// How long an idle connection is kept.
     pub keep_alive: Duration,
+    /// How long a client may take nothing of what waits for it.
+    pub write_timeout: Duration,
     /// Longest silence on a stream before a comment is sent.
     pub sse_keep_alive: Duration,
     /// Bytes buffered for a client that reads slowly.

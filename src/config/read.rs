@@ -161,6 +161,7 @@ fn server(f: &mut Fields) -> ServerConfig {
         body_timeout: millis(f, "server.body_timeout_ms", 30_000, 100..=3_600_000),
         header_timeout: millis(f, "server.header_timeout_ms", 10_000, 100..=3_600_000),
         keep_alive: millis(f, "server.keep_alive_ms", 75_000, 0..=3_600_000),
+        write_timeout: millis(f, "server.write_timeout_ms", 30_000, 1_000..=3_600_000),
         sse_keep_alive: millis(f, "server.sse_keep_alive_ms", 15_000, 10..=3_600_000),
         stream_buffer_bytes: f.size("server.stream_buffer_bytes", 1_048_576, 4_096..=1_073_741_824),
         fatal_linger: millis(f, "server.fatal_linger_ms", 1_000, 0..=60_000),

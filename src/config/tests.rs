@@ -26,6 +26,23 @@ fn the_commented_file_equals_the_defaults_and_holds_every_key() {
 }
 
 #[test]
+fn the_operations_page_lists_every_key_with_its_default() {
+    let page = include_str!("../../docs/operations.md");
+    let mut section = "";
+    let mut seen = 0;
+    for line in COMMENTED.lines() {
+        if let Some(name) = line.strip_prefix('[') {
+            section = name.trim_end_matches(']');
+        } else if let Some((key, value)) = line.split_once(" = ").filter(|_| !line.starts_with('#')) {
+            let row = format!("| `{section}.{key}` | `{value}` | ");
+            assert!(page.contains(&row), "docs/operations.md has no row that begins with {row}");
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, Config::keys().len());
+}
+
+#[test]
 fn every_key_of_the_commented_file_has_a_comment_above_it() {
     let mut commented = false;
     for (at, line) in COMMENTED.lines().enumerate() {

@@ -1,5 +1,6 @@
 //! The HTTP side: what all workers share, the routes, and the life of the process from listening to the end of the drain.
 
+mod connection;
 mod generate;
 mod intake;
 mod openai;

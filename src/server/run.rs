@@ -13,7 +13,7 @@ use actix_web::{App, HttpRequest, HttpResponse, HttpServer, Resource, Route, gua
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-use super::{Service, WorkerHub, generate, intake, openai, status, tls, tools};
+use super::{Service, WorkerHub, connection, generate, intake, openai, status, tls, tools};
 use crate::config::Origins;
 use crate::protocol::errors::{ApiError, Code};
 
@@ -49,6 +49,7 @@ pub async fn serve(service: web::Data<Service>, ready: impl FnOnce(SocketAddr)) 
             .app_data(web::Data::new(WorkerHub::default()))
             .wrap(middleware::from_fn(intake::authorise))
             .wrap(cors(&origins))
+            .wrap(middleware::from_fn(connection::hold_unread_body))
             .configure(routes)
             .configure(crate::web::configure)
             .default_service(web::to(not_found))
@@ -57,6 +58,8 @@ pub async fn serve(service: web::Data<Service>, ready: impl FnOnce(SocketAddr)) 
         Duration::ZERO => KeepAlive::Disabled,
         time => KeepAlive::Timeout(time),
     };
+    let asked = SocketAddr::new(config.host, config.port);
+    let listener = connection::listener(asked, config.write_timeout).map_err(|e| cannot_listen(asked, &e))?;
     let server = HttpServer::new(app)
         .workers(config.workers)
         .keep_alive(keep_alive)
@@ -64,12 +67,12 @@ pub async fn serve(service: web::Data<Service>, ready: impl FnOnce(SocketAddr)) 
         .h1_allow_half_closed(false)
         .tcp_nodelay(true)
         .shutdown_timeout(FLUSH_SECONDS)
+        .client_disconnect_timeout(Duration::from_secs(FLUSH_SECONDS))
         .tls_handshake_timeout(config.header_timeout)
         .disable_signals();
-    let asked = SocketAddr::new(config.host, config.port);
     let server = match &config.tls {
-        None => server.bind(asked),
-        Some(files) => server.bind_rustls_0_23(asked, tls::configuration(&files.certificate, &files.key)?),
+        None => server.listen(listener),
+        Some(files) => server.listen_rustls_0_23(listener, tls::configuration(&files.certificate, &files.key)?),
     };
     let server = server.map_err(|e| cannot_listen(asked, &e))?;
     let address = server.addrs().first().copied().unwrap_or(asked);

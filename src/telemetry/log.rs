@@ -1,4 +1,5 @@
-//! The log: one subscriber on standard error, shaped by the configuration and by nothing else.
+//! The log: one subscriber on standard error, shaped by the configuration and by nothing else. A line that cannot be written, as on a
+//! full disk, is lost: the log never stops the server.
 
 use tracing_subscriber::EnvFilter;
 
@@ -24,6 +25,8 @@ pub fn init(config: &TelemetryConfig) {
         level => EnvFilter::new(level.directive()),
     };
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // To say so on the same full disk would be a panic.
+    let builder = builder.log_internal_errors(false);
     let _ = match config.log_format {
         LogFormat::Text => builder.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).try_init(),
         LogFormat::Json => builder.json().flatten_event(true).try_init(),

@@ -131,15 +131,19 @@ impl Session {
         let mut effects = Vec::new();
         act(&mut self.core, &mut effects);
         for effect in effects {
-            match effect {
-                SessionEffect::StopHit { request, token_index } => self.engine.stop_hit(request, token_index),
-                SessionEffect::Cancel(request) => self.engine.cancel(request),
-                SessionEffect::Forget(request) => self.registry.remove(request),
-                SessionEffect::Over(outcome) => {
-                    self.log(&outcome);
-                    ctx.stop();
-                }
+            if matches!(effect, SessionEffect::Over(_)) {
+                ctx.stop();
             }
+            self.carry_out(effect);
+        }
+    }
+
+    fn carry_out(&self, effect: SessionEffect) {
+        match effect {
+            SessionEffect::StopHit { request, token_index } => self.engine.stop_hit(request, token_index),
+            SessionEffect::Cancel(request) => self.engine.cancel(request),
+            SessionEffect::Forget(request) => self.registry.remove(request),
+            SessionEffect::Over(outcome) => self.log(&outcome),
         }
     }
 
@@ -188,10 +192,18 @@ impl Actor for Session {
             });
         }
     }
+}
 
-    /// A session that its thread ends with leaves like one whose client is gone.
-    fn stopped(&mut self, ctx: &mut Self::Context) {
-        self.act(ctx, |core, effects| core.leave("the server has stopped".into(), effects));
+/// A session that its thread ends with, or that panicked, leaves like any other: the engine hears of what it need not compute any more,
+/// and a client that is still there gets a typed end.
+impl Drop for Session {
+    fn drop(&mut self) {
+        let error = ApiError::new(Code::EngineFailed, "the session of this request failed");
+        let mut effects = Vec::new();
+        self.core.fail(&error, &mut effects);
+        for effect in effects {
+            self.carry_out(effect);
+        }
     }
 }
 

@@ -70,22 +70,31 @@ impl Cache {
             tracing::warn!(program = %program, "the cached kernel is damaged or foreign, compiling it again");
         }
         let cubin = compiler.compile(program, architecture)?.cubin;
-        if let Some(path) = path
-            && let Err(error) = write_whole(&path, &seal_entry(&key, &cubin))
-        {
-            tracing::warn!(%error, path = %path.display(), "the compiled kernel was not cached");
+        if let Some(path) = path {
+            store(&path, &key, &cubin);
         }
         Ok((cubin, Source::Compiled))
     }
 }
 
-/// Writes beside the target, then renames: a reader sees the whole entry or none.
+/// Keeps a cubin for the next start. A full disk costs that start a compilation and nothing else.
+fn store(path: &Path, key: &str, cubin: &[u8]) {
+    if let Err(error) = write_whole(path, &seal_entry(key, cubin)) {
+        tracing::warn!(%error, path = %path.display(), "the compiled kernel was not cached");
+    }
+}
+
+/// Writes beside the target, then renames: a reader sees the whole entry or none. What a failed write left is removed.
 fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
     let part = path.with_extension(format!("part{}", std::process::id()));
-    std::fs::write(&part, bytes)?;
-    std::fs::rename(part, path)
+    let written = std::fs::write(&part, bytes).and_then(|()| std::fs::rename(&part, path));
+    if written.is_err() {
+        // Half an entry would take room on a disk that has none.
+        let _ = std::fs::remove_file(&part);
+    }
+    written
 }
 
 #[cfg(test)]
@@ -103,6 +112,22 @@ mod tests {
         assert_eq!(open_entry("k1", &damaged), None);
         assert_eq!(open_entry("k1", b""), None);
         assert_eq!(open_entry("k1", b"crucible cubin 1 k1"), None);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_loses_the_entry_and_leaves_no_rest_of_it() {
+        let folder = std::env::temp_dir().join(format!("crucible-full-cache-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("k1.cubin");
+        let part = path.with_extension(format!("part{}", std::process::id()));
+        std::os::unix::fs::symlink("/dev/full", part).unwrap();
+        let error = write_whole(&path, &seal_entry("k1", b"machine code")).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "nothing is left of the entry");
+        store(&path, "k1", b"machine code");
+        assert_eq!(open_entry("k1", &std::fs::read(&path).unwrap()), Some(b"machine code".as_slice()));
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
