@@ -5,6 +5,7 @@
 
 mod args;
 mod checks;
+mod soak;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -22,9 +23,10 @@ use args::{
 use super::Outcome;
 use crate::load::arrivals::{Arrivals, read_trace};
 use crate::load::burst::{PromptReuse, Rounds};
-use crate::load::compare::{CompareOptions, Variant, compare};
+use crate::load::compare::{CompareOptions, compare};
 use crate::load::dialect::{Dialect, Policy};
 use crate::load::drive::{Setup, capacity_per_s, closed_loop, record_oracle, wires_of};
+use crate::load::launch::Variant;
 use crate::load::open::{self, Mix, OpenRun};
 use crate::load::oracle::Oracle;
 use crate::load::render::Renderer;
@@ -54,6 +56,7 @@ pub fn run(args: &Args) -> Outcome {
         LoadCommand::Overload(args) => open_loop(args, "overload", 2.0),
         LoadCommand::Pressure(args) => pressure(args),
         LoadCommand::Sweep(args) => sweep(args),
+        LoadCommand::Soak(args) => soak::run(args),
         LoadCommand::RecordOracle(args) => oracle(args),
         LoadCommand::Stub(args) => stub(args),
         LoadCommand::Selftest(args) => selftest(args),
@@ -103,6 +106,11 @@ fn setup<'a>(
     Setup { renderer, threads: client.threads, timeout: client.timeout(), objectives: &judge.slo, oracle }
 }
 
+/// For requests that are sent one after the other.
+fn setup_alone(renderer: &Renderer, timeout: Duration) -> Setup<'_> {
+    Setup { renderer, threads: 1, timeout, objectives: &[], oracle: None }
+}
+
 fn begin(
     kind: &'static str,
     renderer: &Renderer,
@@ -145,14 +153,14 @@ fn exit(passed: bool) -> ExitCode {
 
 fn closed(args: &RunArgs) -> Outcome {
     let workloads = workloads_of(&args.work.workload, args.work.workloads.as_ref())?;
-    let renderer = connect(&args.target, &dialects_of(args.dialect, &workloads))?;
+    let renderer = connect(&args.ask.target, &dialects_of(args.ask.dialect, &workloads))?;
     let oracle = read_oracle(&args.judge)?;
     let rounds = args.work.rounds();
-    let options = json!({"dialect": args.dialect, "rounds": rounds, "slo": args.judge.slo});
-    let mut report = begin("run", &renderer, &args.target.client, &args.judge, options)?;
+    let options = json!({"dialect": args.ask.dialect, "rounds": rounds, "slo": args.judge.slo});
+    let mut report = begin("run", &renderer, &args.ask.target.client, &args.judge, options)?;
     let watch = Watch::begin(renderer.target().clone());
     let progress = bar();
-    let setup = setup(&renderer, &args.target.client, &args.judge, oracle.as_ref());
+    let setup = setup(&renderer, &args.ask.target.client, &args.judge, oracle.as_ref());
     let measured = closed_loop(&setup, &workloads, rounds, &progress);
     progress.finish_and_clear();
     report.observed = watch.end();
@@ -237,16 +245,16 @@ fn arrivals(args: &OpenArgs, setup: &Setup<'_>, mix: &Mix, factor: f64) -> Resul
 }
 
 fn pressure(args: &PressureArgs) -> Outcome {
-    let renderer = connect(&args.target, &[args.dialect])?;
+    let renderer = connect(&args.ask.target, &[args.ask.dialect])?;
     let oracle = read_oracle(&args.judge)?;
     let shots = vec![Shot::new(args.prompt_tokens.max(1), args.output_tokens.max(1)); args.burst.max(1) as usize];
     let workload = Workload { name: "pressure".into(), established: None, shots };
     let rounds = Rounds { warmups: 0, trials: 1, prompts: PromptReuse::Fresh };
     let options = json!({"expect_pages": args.expect_pages, "expect_queue": args.expect_queue, "burst": args.burst});
-    let mut report = begin("pressure", &renderer, &args.target.client, &args.judge, options)?;
+    let mut report = begin("pressure", &renderer, &args.ask.target.client, &args.judge, options)?;
     let watch = Watch::begin(renderer.target().clone());
     let progress = bar();
-    let setup = setup(&renderer, &args.target.client, &args.judge, oracle.as_ref());
+    let setup = setup(&renderer, &args.ask.target.client, &args.judge, oracle.as_ref());
     let measured = closed_loop(&setup, &[workload], rounds, &progress);
     progress.finish_and_clear();
     report.observed = watch.end();
@@ -307,7 +315,7 @@ fn ab(args: &RunArgs, files: &[PathBuf]) -> Outcome {
         }
         variants.push(variant);
     }
-    let options = compare_options(&args.work, &args.target.client, &args.pairs)?;
+    let options = compare_options(&args.work, &args.ask.target.client, &args.pairs)?;
     compared(variants, &options, &args.pairs.logs, &args.output)
 }
 
@@ -330,27 +338,24 @@ fn sweep(args: &SweepArgs) -> Outcome {
 
 fn oracle(args: &OracleArgs) -> Outcome {
     let mix = mix(&args.mix)?;
-    let names: Vec<&str> = args.workload.split(',').map(str::trim).filter(|n| *n != "sustained").collect();
-    let with_mix = args.workload.split(',').any(|n| n.trim() == "sustained");
+    let names: Vec<&str> = args.work.workload.split(',').map(str::trim).filter(|n| *n != "sustained").collect();
+    let with_mix = args.work.workload.split(',').any(|n| n.trim() == "sustained");
     let workloads = if names.is_empty() && with_mix {
         Vec::new()
     } else {
-        workloads_of(&names.join(","), args.workloads.as_ref())?
+        workloads_of(&names.join(","), args.work.workloads.as_ref())?
     };
-    let mut dialects = dialects_of(args.dialect, &workloads);
+    let mut dialects = dialects_of(args.ask.dialect, &workloads);
     if with_mix {
         dialects.extend(mix.dialects.iter().filter(|d| !dialects.contains(d)).copied().collect::<Vec<_>>());
     }
-    let renderer = connect(&args.target, &dialects)?;
-    let rounds = Rounds { warmups: args.warmups, trials: args.trials.max(1), prompts: args.prompts };
-    let mut wires = wires_of(&renderer, &workloads, rounds);
+    let renderer = connect(&args.ask.target, &dialects)?;
+    let mut wires = wires_of(&renderer, &workloads, args.work.rounds());
     if with_mix {
         wires.extend(mix.wires(&renderer));
     }
-    let (threads, timeout) = (1, args.target.client.timeout());
-    let setup = Setup { renderer: &renderer, threads, timeout, objectives: &[], oracle: None };
     let progress = bar();
-    let oracle = record_oracle(&setup, wires, &progress)?;
+    let oracle = record_oracle(&setup_alone(&renderer, args.ask.target.client.timeout()), wires, &progress)?;
     progress.finish_and_clear();
     oracle.write(&args.out)?;
     let ids: usize = oracle.entries.values().map(|e| e.token_ids.len()).sum();

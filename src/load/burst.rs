@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::client::{Fleet, Job, Milestone, Record, Wire};
+use super::client::Fleet;
+use super::job::{Job, Milestone, Record, Wire};
 use super::render::Renderer;
 use super::workload::Workload;
 
@@ -126,8 +127,8 @@ pub fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::load::client::Outcome;
     use crate::load::dialect::{Capture, Dialect};
+    use crate::load::job::Outcome;
     use crate::load::prompts::TokenRange;
     use crate::load::render::Seeding;
     use crate::load::stub::{Pace, Stub, StubOptions};

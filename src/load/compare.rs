@@ -1,25 +1,21 @@
 //! Paired comparison of servers: every round starts each variant anew, measures it and stops it; the order is reversed on every
 //! other round, and each variant is compared with the control of the same round. All rounds are kept.
 
-use std::fs::File;
-use std::net::TcpListener;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Duration;
 
 use indicatif::ProgressBar;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 
 use super::burst::Rounds;
-use super::dialect::Dialect;
 use super::drive::{Setup, closed_loop};
 use super::figures::Summary;
+use super::launch::{LaunchError, Running, Variant};
 use super::render::{Renderer, Seeding};
 use super::report::WorkloadReport;
 use super::stats::{AcrossRounds, percent_change};
-use super::target::{Target, TargetError};
+use super::target::Target;
 use super::watch::{Host, Loaded, Watch, commit};
 use super::workload::Workload;
 
@@ -27,184 +23,6 @@ use super::workload::Workload;
 const FORMAT: &str = "crucible-load-comparison/1";
 /// Clocks that differ by more make a pair doubtful.
 const CLOCK_DIFFERENCE_MAX: f64 = 0.01;
-/// A server that has not ended so long after SIGTERM is killed.
-const STOP_WAIT: Duration = Duration::from_secs(20);
-
-/// Why servers cannot be compared.
-#[derive(Debug, thiserror::Error)]
-pub enum CompareError {
-    /// A file cannot be read or written, or a program not started.
-    #[error("{what}: {source}")]
-    Io {
-        /// What was tried.
-        what: String,
-        /// Why it failed.
-        source: std::io::Error,
-    },
-    /// A variant's file is wrong.
-    #[error("{path}: {message}")]
-    Variant {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        message: String,
-    },
-    /// A server did not become ready.
-    #[error("{name} was not ready within {seconds} s; its output is in {log}")]
-    NotReady {
-        /// The variant.
-        name: String,
-        /// How long was waited.
-        seconds: u64,
-        /// Its output.
-        log: PathBuf,
-    },
-    /// A server cannot be used.
-    #[error(transparent)]
-    Target(#[from] TargetError),
-}
-
-fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> CompareError {
-    let what = what.into();
-    move |source| CompareError::Io { what, source }
-}
-
-/// A server that can be started.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Variant {
-    /// In reports.
-    #[serde(default)]
-    pub name: String,
-    /// Program and arguments.
-    pub command: Vec<String>,
-    /// Where it will answer.
-    pub url: String,
-    /// How it is asked.
-    #[serde(default = "native")]
-    pub dialect: Dialect,
-    /// Answers 200 once it can serve.
-    #[serde(default = "health")]
-    pub ready: String,
-    /// SHA-256 of the program.
-    #[serde(default, skip_deserializing)]
-    pub sha256: Option<String>,
-}
-
-fn native() -> Dialect {
-    Dialect::Native
-}
-
-fn health() -> String {
-    "/health".into()
-}
-
-impl Variant {
-    /// A server of this project: a binary, its configuration and settings on top of it.
-    ///
-    /// # Errors
-    /// No port is free.
-    pub fn serve(name: &str, binary: &Path, config: &Path, settings: &[String]) -> Result<Self, CompareError> {
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).map_err(io("no free port"))?.port();
-        let text = |path: &Path| path.to_string_lossy().into_owned();
-        let mut command = vec![text(binary), "serve".into(), "--config".into(), text(config)];
-        for setting in settings.iter().cloned().chain([format!("server.port={port}")]) {
-            command.extend(["--set".into(), setting]);
-        }
-        let url = format!("http://127.0.0.1:{port}");
-        let (dialect, ready) = (native(), health());
-        Ok(Self { name: name.into(), command, url, dialect, ready, sha256: None })
-    }
-
-    /// Reads a file: with a `command` it describes any server (docs/load.md), otherwise it is a configuration for `binary`.
-    ///
-    /// # Errors
-    /// The file cannot be read or its variant form is wrong.
-    pub fn from_file(path: &Path, binary: &Path) -> Result<Self, CompareError> {
-        let text = std::fs::read_to_string(path).map_err(io(format!("cannot read {}", path.display())))?;
-        let wrong = |message: String| CompareError::Variant { path: path.to_owned(), message };
-        let table: toml::Table = toml::from_str(&text).map_err(|e| wrong(e.to_string()))?;
-        let stem = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
-        if !table.contains_key("command") {
-            return Self::serve(&stem, binary, path, &[]);
-        }
-        let mut variant: Self = toml::from_str(&text).map_err(|e| wrong(e.to_string()))?;
-        if variant.command.is_empty() {
-            return Err(wrong("command must name a program".into()));
-        }
-        if variant.name.is_empty() {
-            variant.name = stem;
-        }
-        Ok(variant)
-    }
-
-    fn hash(&mut self) -> Result<(), CompareError> {
-        let program = &self.command[0];
-        let path = which(program).unwrap_or_else(|| PathBuf::from(program));
-        let mut file = File::open(&path).map_err(io(format!("cannot read {}", path.display())))?;
-        let mut hash = Sha256::new();
-        std::io::copy(&mut file, &mut hash).map_err(io(format!("cannot read {}", path.display())))?;
-        self.sha256 = Some(hash.finalize().iter().map(|b| format!("{b:02x}")).collect());
-        Ok(())
-    }
-}
-
-fn which(program: &str) -> Option<PathBuf> {
-    if program.contains('/') {
-        return None;
-    }
-    std::env::split_paths(&std::env::var_os("PATH")?).map(|dir| dir.join(program)).find(|p| p.is_file())
-}
-
-/// A started server; dropping it stops it.
-#[derive(Debug)]
-struct Running(Child);
-
-impl Running {
-    fn start(variant: &Variant, log: &Path) -> Result<Self, CompareError> {
-        let out = File::create(log).map_err(io(format!("cannot write {}", log.display())))?;
-        let err = out.try_clone().map_err(io("cannot share the log"))?;
-        let child = Command::new(&variant.command[0])
-            .args(&variant.command[1..])
-            .stdin(Stdio::null())
-            .stdout(out)
-            .stderr(err)
-            .spawn()
-            .map_err(io(format!("cannot start {}", variant.command[0])))?;
-        Ok(Self(child))
-    }
-
-    /// Waits until `ready` answers 200 or the process has ended.
-    fn wait_ready(&mut self, target: &Target, ready: &str, wait: Duration) -> bool {
-        let deadline = Instant::now() + wait;
-        while Instant::now() < deadline {
-            let answer = super::client::fetch(target.address, &target.get(ready), Duration::from_secs(2));
-            if answer.is_ok_and(|(status, _)| status == 200) {
-                return true;
-            }
-            if self.0.try_wait().is_ok_and(|ended| ended.is_some()) {
-                return false;
-            }
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        false
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let pid = self.0.id().to_string();
-        let _ = Command::new("kill").args(["-TERM", &pid]).stderr(Stdio::null()).status();
-        let deadline = Instant::now() + STOP_WAIT;
-        while Instant::now() < deadline {
-            if self.0.try_wait().is_ok_and(|ended| ended.is_some()) {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        let _ = self.0.kill().and_then(|()| self.0.wait());
-    }
-}
 
 /// How servers are compared.
 #[derive(Clone, Debug)]
@@ -315,7 +133,7 @@ pub fn compare(
     options: &CompareOptions,
     logs: &Path,
     progress: &ProgressBar,
-) -> Result<Comparison, CompareError> {
+) -> Result<Comparison, LaunchError> {
     for variant in &mut variants {
         variant.hash()?;
     }
@@ -348,13 +166,13 @@ fn measure(
     options: &CompareOptions,
     logs: &Path,
     progress: &ProgressBar,
-) -> Result<VariantRun, CompareError> {
+) -> Result<VariantRun, LaunchError> {
     let log = logs.join(format!("{}-{pair}.log", variant.name.replace(['/', ' '], "-")));
     let target = Target::new(&variant.url, None)?;
     let mut running = Running::start(variant, &log)?;
     if !running.wait_ready(&target, &variant.ready, options.ready_wait) {
         let seconds = options.ready_wait.as_secs();
-        return Err(CompareError::NotReady { name: variant.name.clone(), seconds, log });
+        return Err(LaunchError::NotReady { name: variant.name.clone(), seconds, log });
     }
     let mut dialects = vec![variant.dialect];
     dialects.extend(options.workloads.iter().flat_map(|w| w.shots.iter().filter_map(|s| s.dialect)));
@@ -462,6 +280,7 @@ impl Comparison {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::load::dialect::Dialect;
 
     fn run(variant: &str, pair: usize, tok_per_s: f64, mhz: f64) -> VariantRun {
         let across = Some(AcrossRounds { median: tok_per_s, min: tok_per_s, max: tok_per_s });
@@ -473,7 +292,7 @@ mod tests {
     }
 
     fn variant(name: &str) -> Variant {
-        let (dialect, ready) = (native(), health());
+        let (dialect, ready) = (Dialect::Native, "/health".into());
         Variant { name: name.into(), command: vec!["x".into()], url: String::new(), dialect, ready, sha256: None }
     }
 
@@ -491,25 +310,5 @@ mod tests {
         assert_eq!(percents, [Some(10.0), Some(20.0)]);
         assert_eq!(row.rounds.iter().map(|r| r.clocks_differ).collect::<Vec<_>>(), [false, true]);
         assert_eq!(row.percent, Some(AcrossRounds { median: 15.0, min: 10.0, max: 20.0 }));
-    }
-
-    #[test]
-    fn a_file_with_a_command_is_any_server_and_one_without_is_a_configuration() {
-        let dir = std::env::temp_dir();
-        let path = dir.join(format!("crucible-variant-{}.toml", std::process::id()));
-        std::fs::write(
-            &path,
-            "command = ['peer', '-p', '1']\nurl = 'http://127.0.0.1:1'\ndialect = 'openai-completions'\n",
-        )
-        .expect("written");
-        let peer = Variant::from_file(&path, Path::new("/bin/crucible")).expect("a variant");
-        assert_eq!((peer.dialect, peer.command.len()), (Dialect::OpenaiCompletions, 3));
-        std::fs::write(&path, "[kv]\npages = 64\n").expect("written");
-        let own = Variant::from_file(&path, Path::new("/bin/crucible")).expect("a configuration");
-        assert_eq!(own.command[..3], ["/bin/crucible", "serve", "--config"]);
-        assert!(own.command.last().is_some_and(|s| s.starts_with("server.port=")));
-        std::fs::write(&path, "command = []\nurl = ''\n").expect("written");
-        assert!(Variant::from_file(&path, Path::new("x")).is_err());
-        std::fs::remove_file(&path).expect("removed");
     }
 }

@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 
 use super::burst::{self, Burst, Rounds};
-use super::client::{Fleet, Job, Outcome, Wire};
+use super::client::Fleet;
 use super::dialect::Capture;
 use super::figures::{Round, round_of_burst, summarise};
+use super::job::{Job, Outcome, Wire};
 use super::oracle::{Oracle, OracleError, Verification};
 use super::render::Renderer;
 use super::report::{Check, WorkloadReport};

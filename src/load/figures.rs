@@ -8,8 +8,8 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::burst::Burst;
-use super::client::{Outcome, Record};
 use super::dialect::Dialect;
+use super::job::{Outcome, Record};
 use super::stats::{AcrossRounds, Distribution, LogHistogram};
 
 /// Bins of a gap histogram.

@@ -3,6 +3,7 @@
 //!
 //! It knows nothing of the engine: everything goes through HTTP, so that peers are measured by the same client.
 
+mod answer;
 pub mod arrivals;
 pub mod burst;
 pub mod client;
@@ -11,6 +12,8 @@ pub mod dialect;
 pub mod drive;
 pub mod figures;
 pub mod http1;
+pub mod job;
+pub mod launch;
 pub mod open;
 pub mod oracle;
 pub mod prompts;
@@ -19,6 +22,7 @@ pub mod report;
 pub mod rng;
 pub mod selftest;
 pub mod slo;
+pub mod soak;
 pub mod stats;
 pub mod stub;
 pub mod target;

@@ -10,10 +10,10 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::arrivals::TraceEntry;
-use super::client::{CancelPoint, Job, Outcome, Record, Wire};
 use super::dialect::{Dialect, Policy};
 use super::drive::{Measured, Setup};
 use super::figures::{Counts, Origin, round_of};
+use super::job::{CancelPoint, Job, Outcome, Record, Wire};
 use super::oracle::Verification;
 use super::render::Renderer;
 use super::report::Second;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::client::{Outcome, Output, Record};
+use super::job::{Outcome, Output, Record};
 
 /// Names the form of the file.
 const FORMAT: &str = "crucible-oracle/1";

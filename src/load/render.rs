@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use super::client::Wire;
 use super::dialect::{Ask, Capabilities, Dialect};
+use super::job::Wire;
 use super::prompts::{self, TokenRange};
 use super::rng::SplitMix64;
 use super::target::{Target, TargetError, probe};

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::client::{Fleet, Job, Outcome, Wire};
+use super::client::Fleet;
 use super::dialect::{Ask, Capabilities, Capture, Dialect, Policy, Prompt};
+use super::job::{Job, Outcome, Wire};
 use super::stub::{Stub, StubOptions};
 use super::target::{Target, TargetError};
 

@@ -103,7 +103,7 @@ impl Objective {
 /// Completed requests a second that keep every bound themselves: their TTFT, their mean gap, their end-to-end time.
 pub fn goodput_per_s(round: &Round, objectives: &[Objective]) -> f64 {
     let good = round.requests.iter().filter(|r| {
-        r.outcome == super::client::Outcome::Completed
+        r.outcome == super::job::Outcome::Completed
             && objectives.iter().all(|o| {
                 let own = match o.measure {
                     Measure::Ttft => r.ttft_ms,
@@ -121,8 +121,8 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::load::client::{Outcome, Record};
     use crate::load::figures::{Origin, round_of};
+    use crate::load::job::{Outcome, Record};
 
     fn round() -> Round {
         let start = Instant::now();

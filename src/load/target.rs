@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::client::{ClientError, Fleet, Job, Outcome, Record, Wire};
+use super::client::{ClientError, Fleet};
 use super::dialect::{Ask, Capabilities, Capture, Dialect, Policy};
+use super::job::{Job, Outcome, Record, Wire};
 use super::prompts::{self, TokenRange};
 use super::rng::SplitMix64;
 

@@ -7,8 +7,8 @@ use clap::{Args, Subcommand};
 
 use crate::load::arrivals::Law;
 use crate::load::burst::{PromptReuse, Rounds};
-use crate::load::client::CancelPoint;
 use crate::load::dialect::{Dialect, Policy};
+use crate::load::job::CancelPoint;
 use crate::load::prompts::TokenRange;
 use crate::load::render::Seeding;
 use crate::load::slo::Objective;
@@ -32,6 +32,8 @@ pub(super) enum LoadCommand {
     Pressure(PressureArgs),
     /// Prefill budgets and chunk caps over the same workloads, each against the same round's control.
     Sweep(SweepArgs),
+    /// One server from start to drain: stable, overloaded, cancelled and mixed traffic, every output compared, memory watched.
+    Soak(SoakArgs),
     /// Send every request alone and keep the answers for --verify.
     RecordOracle(OracleArgs),
     /// Serve the stub, which answers at once.
@@ -81,6 +83,15 @@ impl ClientArgs {
     pub fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout_s.max(1))
     }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct AskArgs {
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// How the server is asked.
+    #[arg(long, value_enum, default_value_t = Dialect::Native)]
+    pub dialect: Dialect,
 }
 
 #[derive(Debug, Args)]
@@ -134,12 +145,9 @@ impl WorkloadArgs {
 #[derive(Debug, Args)]
 pub(super) struct RunArgs {
     #[command(flatten)]
-    pub target: TargetArgs,
+    pub ask: AskArgs,
     #[command(flatten)]
     pub work: WorkloadArgs,
-    /// How the server is asked.
-    #[arg(long, value_enum, default_value_t = Dialect::Native)]
-    pub dialect: Dialect,
     #[command(flatten)]
     pub judge: JudgeArgs,
     #[command(flatten)]
@@ -234,10 +242,7 @@ pub(super) struct OpenArgs {
 #[derive(Debug, Args)]
 pub(super) struct PressureArgs {
     #[command(flatten)]
-    pub target: TargetArgs,
-    /// How the server is asked.
-    #[arg(long, value_enum, default_value_t = Dialect::Native)]
-    pub dialect: Dialect,
+    pub ask: AskArgs,
     /// Requests at once.
     #[arg(long, default_value_t = 24)]
     pub burst: u32,
@@ -281,27 +286,66 @@ pub(super) struct SweepArgs {
 }
 
 #[derive(Debug, Args)]
+pub(super) struct SoakArgs {
+    /// The server's configuration.
+    #[arg(long)]
+    pub config: PathBuf,
+    /// Overrides one key of it, such as executor.backend=cuda.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub settings: Vec<String>,
+    /// Sent as bearer token and x-api-key, where the configuration asks for one.
+    #[arg(long)]
+    pub api_key: Option<String>,
+    #[command(flatten)]
+    pub client: ClientArgs,
+    #[command(flatten)]
+    pub mix: MixArgs,
+    /// Requests in flight while capacity is measured and while requests are cancelled.
+    #[arg(long, default_value_t = 32)]
+    pub concurrency: usize,
+    /// How long capacity is measured.
+    #[arg(long, default_value_t = 10.0)]
+    pub calibrate_s: f64,
+    /// Traffic at half the capacity.
+    #[arg(long, default_value_t = 60.0)]
+    pub stable_s: f64,
+    /// Traffic above the capacity.
+    #[arg(long, default_value_t = 30.0)]
+    pub overload_s: f64,
+    /// Its rate as a multiple of the capacity.
+    #[arg(long, default_value_t = 2.0)]
+    pub overload_factor: f64,
+    /// Requests that are cancelled by disconnect.
+    #[arg(long, default_value_t = 10_000)]
+    pub cancelled: usize,
+    /// Mixed traffic: 1800 s on a CPU, 480 s on a GPU.
+    #[arg(long, default_value_t = 1_800.0)]
+    pub mixed_s: f64,
+    /// Its rate as a share of the capacity.
+    #[arg(long, default_value_t = 0.7)]
+    pub mixed_share: f64,
+    /// It comes in windows; at the end of each, nothing may be left inside the server.
+    #[arg(long, default_value_t = 60.0)]
+    pub window_s: f64,
+    /// Compare with this oracle of `record-oracle --workload sustained`, of another backend for example, instead of solo answers.
+    #[arg(long)]
+    pub verify: Option<PathBuf>,
+    /// Keep the oracle.
+    #[arg(long)]
+    pub oracle_out: Option<PathBuf>,
+    #[command(flatten)]
+    pub pairs: PairArgs,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
 pub(super) struct OracleArgs {
     #[command(flatten)]
-    pub target: TargetArgs,
-    /// Names, patterns or all; `sustained` stands for the open-loop mix.
-    #[arg(long)]
-    pub workload: String,
-    /// A TOML file with workloads of your own.
-    #[arg(long)]
-    pub workloads: Option<PathBuf>,
-    /// As in the run that will be verified.
-    #[arg(long, default_value_t = 3)]
-    pub warmups: usize,
-    /// As in the run that will be verified.
-    #[arg(long, default_value_t = 3)]
-    pub trials: usize,
-    /// As in the run that will be verified.
-    #[arg(long, value_enum, default_value_t = PromptReuse::Fresh)]
-    pub prompts: PromptReuse,
-    /// How the server is asked.
-    #[arg(long, value_enum, default_value_t = Dialect::Native)]
-    pub dialect: Dialect,
+    pub ask: AskArgs,
+    /// As in the run that will be verified; `--workload sustained` stands for the open-loop mix.
+    #[command(flatten)]
+    pub work: WorkloadArgs,
     #[command(flatten)]
     pub mix: MixArgs,
     /// Where the oracle goes.

@@ -24,7 +24,7 @@ fn shown(value: Option<u64>) -> String {
 pub fn no_failures(report: &mut Report) {
     let failed: usize = report.workloads.iter().map(|w| w.summary.counts.failed).sum();
     let first = report.workloads.iter().flat_map(|w| &w.rounds).flat_map(|r| &r.requests).find_map(|q| {
-        if let crate::load::client::Outcome::Failed { message } = &q.outcome { Some(message.clone()) } else { None }
+        if let crate::load::job::Outcome::Failed { message } = &q.outcome { Some(message.clone()) } else { None }
     });
     let detail = first.map_or(format!("{failed} failed"), |message| format!("{failed} failed, first: {message}"));
     report.checks.push(Check::new("no request fails", failed == 0, detail));

@@ -7,6 +7,7 @@ use super::table::figure;
 use super::{Report, WorkloadReport};
 use crate::load::compare::Comparison;
 use crate::load::figures::{Round, gaps_of};
+use crate::load::soak::{Soak, Window};
 use crate::load::stats::{AcrossRounds, LogHistogram};
 
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;color:#222;background:#fff;max-width:1180px;margin:2em auto;padding:0 1em}\
@@ -185,6 +186,8 @@ fn over_time(out: &mut String, report: &Report) {
     let devices = &report.observed.devices;
     let power: Vec<_> = devices.iter().filter_map(|d| Some((d.t_s, d.gpus.first()?.power_w?))).collect();
     let clock: Vec<_> = devices.iter().filter_map(|d| Some((d.t_s, f64::from(d.gpus.first()?.sm_mhz?)))).collect();
+    let cpu: Vec<_> = devices.iter().filter_map(|d| Some((d.t_s, d.cpu_mhz?))).collect();
+    out.push_str(&lines(labels("CPU clock, MHz"), &[series("clock", cpu)]));
     out.push_str(&lines(labels("GPU power, W"), &[series("power", power)]));
     out.push_str(&lines(labels("SM clock, MHz"), &[series("clock", clock)]));
 }
@@ -276,9 +279,12 @@ pub fn comparison(c: &Comparison) -> String {
          are marked with *.</p>",
         escape(&c.variants[0].name)
     );
-    for (title, figure_name) in
-        [("TTFT p50, change in %", "ttft_p50_ms"), ("output tok/s, change in %", "output_tok_per_s")]
-    {
+    for (title, figure_name) in [
+        ("TTFT p50, change in %", "ttft_p50_ms"),
+        ("TTFT p95, change in %", "ttft_p95_ms"),
+        ("gap p95, change in %", "gap_p95_ms"),
+        ("output tok/s, change in %", "output_tok_per_s"),
+    ] {
         body.push_str("<div class=\"plots\">");
         let others: Vec<&str> = c.variants.iter().skip(1).map(|v| v.name.as_str()).collect();
         for chunk in c.workload_names().chunks(6) {
@@ -318,4 +324,35 @@ pub fn comparison(c: &Comparison) -> String {
     }
     body.push_str("</table>");
     page("Load comparison", &body)
+}
+
+/// The page of a soak.
+pub fn soak(s: &Soak) -> String {
+    let mut body = String::from("<dl>");
+    let mix = serde_json::to_string(&s.mix).unwrap_or_default();
+    let plan = serde_json::to_string(&s.plan).unwrap_or_default();
+    let health = s.health.as_ref().map_or("-".into(), ToString::to_string);
+    let commit = s.client.commit.clone().unwrap_or_else(|| "-".into());
+    for (name, value) in
+        [("server", s.server.to_string()), ("health", health), ("plan", plan), ("mix", mix), ("commit", commit)]
+    {
+        let _ = write!(body, "<dt>{name}</dt><dd>{}</dd>", escape(&value));
+    }
+    let _ = write!(body, "</dl><pre>{}</pre><div class=\"plots\">", escape(&s.table()));
+    let labels = |title| Labels { title, x: "seconds", x_scale: Scale::Linear };
+    let series = |name: &str, points: Vec<(f64, f64)>| Series { name: name.into(), points };
+    let memory = s.memory.iter().map(|m| (m.t_s, m.resident_bytes as f64 / 1e6)).collect();
+    body.push_str(&lines(labels("resident memory of the server, MB"), &[series("resident", memory)]));
+    let per_window = |figure: fn(&Window) -> Option<f64>| -> Vec<Series> {
+        s.phases
+            .iter()
+            .map(|p| series(p.name, p.windows.iter().filter_map(|w| Some((w.t_s, figure(w)?))).collect()))
+            .filter(|line| line.points.len() > 1)
+            .collect()
+    };
+    body.push_str(&lines(labels("output tokens a second, per window"), &per_window(|w| Some(w.output_tok_per_s))));
+    body.push_str(&lines(labels("TTFT p95 per window, ms"), &per_window(|w| w.ttft_p95_ms)));
+    body.push_str(&lines(labels("gap p95 per window, ms"), &per_window(|w| w.gap_p95_ms)));
+    body.push_str("</div>");
+    page("Soak", &body)
 }

@@ -36,7 +36,7 @@ pub struct WriteError {
 pub struct Report {
     /// `FORMAT`.
     pub format: &'static str,
-    /// `run`, `sustained`, `overload` or `pressure`.
+    /// `run`, `sustained`, `overload`, `pressure` or `soak`.
     pub kind: &'static str,
     /// When it began, milliseconds since 1970.
     pub started_unix_ms: u64,
