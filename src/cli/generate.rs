@@ -12,6 +12,7 @@ use std::time::Duration;
 use actix::Actor;
 use bytes::Bytes;
 use futures_util::StreamExt;
+use serde_json::Value;
 
 use super::Outcome;
 use super::assemble::{Assembled, assemble};
@@ -21,10 +22,10 @@ use crate::config::{Config, LogLevel};
 use crate::model::chat_template::{ChatMessage, GenerationPrompt};
 use crate::model::pull::Progress;
 use crate::model::tokenizer::SpecialTokens;
-use crate::protocol::choice::{ChoiceDecoder, ChoiceEnd, Delta};
+use crate::protocol::choice::{Answer, ChoiceDecoder, ChoiceEnd, Delta};
 use crate::protocol::errors::ApiError;
+use crate::protocol::format::{Format, Usage};
 use crate::protocol::sampling::{DEFAULT_SEED, Sampling};
-use crate::protocol::stream::StreamFormat;
 use crate::telemetry::log;
 
 /// Arguments of `generate`.
@@ -66,7 +67,11 @@ struct PlainText {
     failed: Rc<Cell<bool>>,
 }
 
-impl StreamFormat for PlainText {
+impl Format for PlainText {
+    fn whole(&self, answers: &[Answer], _usage: Usage) -> Value {
+        answers.iter().map(|a| a.text.as_str()).collect::<String>().into()
+    }
+
     fn token(&mut self, _choice: usize, delta: &Delta) -> Option<Bytes> {
         (!delta.text.is_empty()).then(|| Bytes::copy_from_slice(delta.text.as_bytes()))
     }

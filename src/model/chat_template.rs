@@ -115,6 +115,25 @@ impl ChatTemplate {
     /// # Errors
     /// `Refused` when the template does not take this conversation (the client's fault), `Render` when the template is at fault.
     pub fn render(&self, messages: &[ChatMessage], end: GenerationPrompt) -> Result<String, TemplateError> {
+        match end {
+            GenerationPrompt::Add | GenerationPrompt::Omit => self.whole(messages, end),
+            GenerationPrompt::Continue => {
+                let mut messages = messages.to_vec();
+                let last = messages.last_mut().ok_or(TemplateError::NothingToContinue)?;
+                let begun = last.content.trim_end().len();
+                last.content.truncate(begun);
+                if last.content.is_empty() {
+                    return Err(TemplateError::NothingToContinue);
+                }
+                last.content.push_str(CUT);
+                let mut text = self.whole(&messages, end)?;
+                text.truncate(text.rfind(CUT).ok_or(TemplateError::NothingToContinue)?);
+                Ok(text)
+            }
+        }
+    }
+
+    fn whole(&self, messages: &[ChatMessage], end: GenerationPrompt) -> Result<String, TemplateError> {
         let template = self.environment.get_template(NAME).map_err(|error| TemplateError::Render(error.to_string()))?;
         let text = template.render(context! {
             messages => messages.iter().map(ChatMessage::to_value).collect::<Value>(),
@@ -124,21 +143,13 @@ impl ChatTemplate {
             tools => (),
             documents => (),
         });
-        let text = text.map_err(failure)?;
-        match end {
-            GenerationPrompt::Add | GenerationPrompt::Omit => Ok(text),
-            GenerationPrompt::Continue => cut_after_last(text, messages),
-        }
+        text.map_err(failure)
     }
 }
 
-/// Cuts the rendered text right after the last message's content.
-fn cut_after_last(mut text: String, messages: &[ChatMessage]) -> Result<String, TemplateError> {
-    let content = messages.last().map_or("", |message| message.content.trim());
-    let begin = text.rfind(content).filter(|_| !content.is_empty());
-    text.truncate(begin.ok_or(TemplateError::NothingToContinue)? + content.len());
-    Ok(text)
-}
+/// Stands after a content that is to be continued while it is rendered, and says where to cut: the content itself may be written
+/// again after it, as the `m` of an answer that begins with it is in `<|im_end|>`. Two noncharacters, which no text has.
+const CUT: &str = "\u{fdd0}\u{fdd1}";
 
 /// Marks the error that `raise_exception` makes; the text after it is the template's own.
 const RAISED: &str = "raised by the template: ";
@@ -320,6 +331,10 @@ mod tests {
         let begun = [message("user", "The capital?"), message("assistant", "The capital? is ")];
         let text = template.render(&begun, GenerationPrompt::Continue).unwrap();
         assert!(text.ends_with("<|im_start|>assistant\nThe capital? is"), "{text}");
+        for begun in ["m", "im_end", "end|>", "\n  x"] {
+            let text = template.render(&[message("assistant", begun)], GenerationPrompt::Continue).unwrap();
+            assert_eq!(text, format!("<|im_start|>assistant\n{begun}"));
+        }
         let nothing = template.render(&[message("assistant", " ")], GenerationPrompt::Continue);
         assert!(matches!(nothing, Err(TemplateError::NothingToContinue)));
     }

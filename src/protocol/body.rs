@@ -47,6 +47,11 @@ impl Body {
         format!("{}{name}", self.prefix)
     }
 
+    /// A field as it is, left in place.
+    pub fn peek(&self, name: &str) -> Option<&Value> {
+        self.fields.get(name)
+    }
+
     /// Takes a field as it is.
     pub fn value(&mut self, name: &str) -> Option<Value> {
         self.fields.remove(name).filter(|v| !v.is_null())

@@ -1,6 +1,8 @@
 //! One answer as its client sees it: generated tokens become text, a stop string ends it. Streams and whole answers are made from
 //! the same deltas, so they cannot differ (I7).
 
+use std::sync::Arc;
+
 use crate::actors::session::messages::GeneratedToken;
 use crate::protocol::stop::{Scan, StopMatcher};
 
@@ -21,19 +23,21 @@ pub trait Vocabulary: Send + Sync {
 }
 
 /// Why an answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// An end-of-sequence token or a stop string.
-    Stop,
+    /// An end-of-sequence token.
+    Eos,
+    /// This stop string.
+    StopString(Arc<str>),
     /// The number of tokens asked for.
     Length,
 }
 
 impl FinishReason {
     /// As it stands in native and OpenAI bodies.
-    pub const fn name(self) -> &'static str {
+    pub const fn name(&self) -> &'static str {
         match self {
-            FinishReason::Stop => "stop",
+            FinishReason::Eos | FinishReason::StopString(_) => "stop",
             FinishReason::Length => "length",
         }
     }
@@ -46,8 +50,8 @@ pub struct Delta {
     pub token: GeneratedToken,
     /// Text released; may belong to earlier tokens, may be empty.
     pub text: String,
-    /// This token completed a stop string: the answer ends here.
-    pub stopped: bool,
+    /// The stop string that this token completed: the answer ends here.
+    pub stop: Option<Arc<str>>,
 }
 
 /// How an answer ended, with the text released by the end.
@@ -95,27 +99,28 @@ impl ChoiceDecoder {
         self.tokens += 1;
         let piece = self.pieces.push(token.id);
         match self.stops.push(&piece) {
-            Scan::Open(text) => Delta { token, text, stopped: false },
-            Scan::Hit(text) => Delta { token, text, stopped: true },
+            Scan::Open(text) => Delta { token, text, stop: None },
+            Scan::Hit { text, stop } => Delta { token, text, stop: Some(stop) },
         }
     }
 
     /// Ends the answer: what was held back is released, unless it completes a stop string.
     pub fn finish(&mut self, reason: FinishReason) -> ChoiceEnd {
         let piece = self.pieces.finish();
-        let tail = match self.stops.push(&piece) {
-            Scan::Open(mut text) => {
-                text.push_str(&self.stops.finish());
-                text
+        match self.stops.push(&piece) {
+            Scan::Open(mut tail) => {
+                tail.push_str(&self.stops.finish());
+                ChoiceEnd { tail, reason, tokens: self.tokens }
             }
-            Scan::Hit(text) => text,
-        };
-        ChoiceEnd { tail, reason, tokens: self.tokens }
+            Scan::Hit { text, stop } => {
+                ChoiceEnd { tail: text, reason: FinishReason::StopString(stop), tokens: self.tokens }
+            }
+        }
     }
 
     /// Ends the answer after a stop string: nothing held back is shown.
-    pub fn stop(&mut self) -> ChoiceEnd {
-        ChoiceEnd { tail: String::new(), reason: FinishReason::Stop, tokens: self.tokens }
+    pub fn stop(&mut self, stop: Arc<str>) -> ChoiceEnd {
+        ChoiceEnd { tail: String::new(), reason: FinishReason::StopString(stop), tokens: self.tokens }
     }
 }
 
@@ -155,8 +160,8 @@ mod tests {
         for (index, &id) in text.iter().enumerate() {
             let delta = decoder.push(token(index, id));
             texts.push(delta.text);
-            if delta.stopped {
-                return (texts, decoder.stop());
+            if let Some(stop) = delta.stop {
+                return (texts, decoder.stop(stop));
             }
         }
         let end = decoder.finish(FinishReason::Length);
@@ -173,7 +178,14 @@ mod tests {
     fn a_stop_string_ends_the_answer_before_itself_and_counts_the_token_that_completed_it() {
         let (texts, end) = run(b"abSTOPcd", &["STOP"]);
         assert_eq!(texts.concat(), "ab");
-        assert_eq!((end.reason, end.tokens, end.tail.as_str()), (FinishReason::Stop, 6, ""));
+        assert_eq!((end.reason, end.tokens, end.tail.as_str()), (FinishReason::StopString("STOP".into()), 6, ""));
+    }
+
+    #[test]
+    fn a_stop_string_that_the_last_half_character_completes_is_the_reason_of_the_end() {
+        let (texts, end) = run(&[b'a', 0xe7], &["\u{fffd}"]);
+        assert_eq!((texts.concat().as_str(), end.tail.as_str()), ("a", ""));
+        assert_eq!(end.reason, FinishReason::StopString("\u{fffd}".into()));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use actix_web::http::{StatusCode, header};
-use actix_web::{HttpResponse, HttpResponseBuilder};
+use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder};
 use serde_json::{Value, json};
 
 use crate::actors::session::messages::SessionFailure;
@@ -16,12 +16,34 @@ pub enum ErrorDialect {
     Native,
     /// `{"error": {"message", "type", "param", "code"}}`.
     Openai,
+    /// `{"type": "error", "error": {"type", "message", "details": {"error_code", "param"}}, "request_id"}`.
+    Anthropic,
 }
 
+/// The header that says that a client speaks Anthropic's dialect; it decides on the paths that both public dialects have.
+pub const ANTHROPIC_VERSION: &str = "anthropic-version";
+
 impl ErrorDialect {
-    /// The dialect of a path: /v1 is OpenAI's except for the native endpoints.
-    pub fn of_path(path: &str) -> Self {
-        if path.starts_with("/v1/") && !path.starts_with("/v1/generate") { Self::Openai } else { Self::Native }
+    /// The dialect of a request: by its path, and by the header on the paths of /v1 that are nobody's own.
+    pub fn of_request(request: &HttpRequest) -> Self {
+        let path = request.path();
+        let own = |prefix: &str| path.starts_with(prefix);
+        match path.strip_prefix("/v1/") {
+            None => Self::Native,
+            Some(_) if own("/v1/generate") => Self::Native,
+            Some(_) if own("/v1/messages") => Self::Anthropic,
+            Some(_) if own("/v1/chat/") || own("/v1/completions") => Self::Openai,
+            Some(_) if request.headers().contains_key(ANTHROPIC_VERSION) => Self::Anthropic,
+            Some(_) => Self::Openai,
+        }
+    }
+
+    /// The header that carries the id of a request.
+    pub const fn id_header(self) -> &'static str {
+        match self {
+            Self::Native | Self::Openai => "x-request-id",
+            Self::Anthropic => "request-id",
+        }
     }
 }
 
@@ -125,6 +147,28 @@ impl Code {
         }
     }
 
+    /// Its HTTP status in a dialect: Anthropic's has one of its own for a server that has no room.
+    pub fn status_in(self, dialect: ErrorDialect) -> StatusCode {
+        let overloaded = || StatusCode::from_u16(529).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+        match (dialect, self) {
+            (ErrorDialect::Anthropic, Code::QueueFull) => overloaded(),
+            _ => self.status(),
+        }
+    }
+
+    /// Anthropic's `type`.
+    const fn anthropic_type(self) -> &'static str {
+        match self {
+            Code::InvalidApiKey => "authentication_error",
+            Code::ModelNotFound | Code::NotFound => "not_found_error",
+            Code::PayloadTooLarge => "request_too_large",
+            Code::RequestTimeout => "timeout_error",
+            Code::QueueFull | Code::Draining => "overloaded_error",
+            Code::EngineFailed | Code::NonFinite => "api_error",
+            _ => "invalid_request_error",
+        }
+    }
+
     /// OpenAI's `type`.
     const fn openai_type(self) -> &'static str {
         match self {
@@ -190,12 +234,25 @@ impl ApiError {
             ErrorDialect::Openai => {
                 json!({"error": {"message": message, "type": self.code.openai_type(), "param": param, "code": code}})
             }
+            ErrorDialect::Anthropic => {
+                let details = json!({"error_code": code, "param": param});
+                let error = json!({"type": self.code.anthropic_type(), "message": message, "details": details});
+                json!({"type": "error", "error": error})
+            }
         }
     }
 
-    /// The whole response.
-    pub fn response(&self, dialect: ErrorDialect) -> HttpResponse {
-        let mut builder = HttpResponseBuilder::new(self.code.status());
+    /// The body in Anthropic's dialect, which repeats the id of the request.
+    pub fn anthropic_body(&self, request_id: &str) -> Value {
+        let mut body = self.body(ErrorDialect::Anthropic);
+        body["request_id"] = json!(request_id);
+        body
+    }
+
+    /// The whole response to the request of this id.
+    pub fn response(&self, dialect: ErrorDialect, request_id: &str) -> HttpResponse {
+        let mut builder = HttpResponseBuilder::new(self.code.status_in(dialect));
+        builder.insert_header((dialect.id_header(), request_id));
         if self.code == Code::QueueFull {
             builder.insert_header((header::RETRY_AFTER, RETRY_AFTER.as_secs().to_string()));
         }
@@ -205,7 +262,10 @@ impl ApiError {
         if matches!(self.code, Code::PayloadTooLarge | Code::RequestTimeout | Code::Draining) {
             builder.insert_header((header::CONNECTION, "close"));
         }
-        builder.json(self.body(dialect))
+        match dialect {
+            ErrorDialect::Native | ErrorDialect::Openai => builder.json(self.body(dialect)),
+            ErrorDialect::Anthropic => builder.json(self.anthropic_body(request_id)),
+        }
     }
 }
 

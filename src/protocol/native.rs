@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use super::body::Body;
 use super::choice::{Answer, ChoiceEnd, Delta};
 use super::errors::{ApiError, Code, ErrorDialect};
+use super::format::{Format, Usage};
 use super::sampling::{DEFAULT_SEED, Sampling};
 use super::sse;
-use super::stream::StreamFormat;
 use crate::actors::session::messages::GeneratedToken;
 use crate::backend::TokenLogprobs;
 
@@ -101,22 +101,6 @@ fn sampling(body: &mut Body) -> Result<(Sampling, u64), ApiError> {
     Ok((sampling, seed.unwrap_or(DEFAULT_SEED)))
 }
 
-/// The body of a whole answer.
-pub fn response(answer: &Answer, prompt_tokens: usize, logprobs: Option<u8>) -> Value {
-    let ids: Vec<u32> = answer.tokens.iter().map(|t| t.id).collect();
-    let mut body = json!({
-        "text": answer.text,
-        "tokens_generated": ids.len(),
-        "finish_reason": answer.reason.name(),
-        "prompt_tokens": prompt_tokens,
-        "token_ids": ids,
-    });
-    if logprobs.is_some() {
-        body["logprobs"] = answer.tokens.iter().filter_map(TokenLogprob::of).map(|l| json!(l)).collect();
-    }
-    body
-}
-
 /// Log-probabilities of one token.
 #[derive(Serialize)]
 struct TokenLogprob {
@@ -139,8 +123,11 @@ impl TokenLogprob {
     }
 }
 
-/// The frames of /v1/generate/stream: `token`, then `done` or `error`.
-pub struct NativeStream;
+/// The body of /v1/generate, and the frames of /v1/generate/stream: `token`, then `done` or `error`.
+pub struct NativeFormat {
+    /// Whether the body has log-probabilities.
+    pub logprobs: Option<u8>,
+}
 
 #[derive(Serialize)]
 struct TokenFrame<'a> {
@@ -157,7 +144,23 @@ struct DoneFrame<'a> {
     text: &'a str,
 }
 
-impl StreamFormat for NativeStream {
+impl Format for NativeFormat {
+    fn whole(&self, answers: &[Answer], usage: Usage) -> Value {
+        let Some(answer) = answers.first() else { return Value::Null };
+        let ids: Vec<u32> = answer.tokens.iter().map(|t| t.id).collect();
+        let mut body = json!({
+            "text": answer.text,
+            "tokens_generated": ids.len(),
+            "finish_reason": answer.reason.name(),
+            "prompt_tokens": usage.prompt_tokens,
+            "token_ids": ids,
+        });
+        if self.logprobs.is_some() {
+            body["logprobs"] = answer.tokens.iter().filter_map(TokenLogprob::of).map(|l| json!(l)).collect();
+        }
+        body
+    }
+
     fn token(&mut self, _choice: usize, delta: &Delta) -> Option<Bytes> {
         let logprobs = TokenLogprob::of(&delta.token);
         Some(sse::event("token", &TokenFrame { token_id: delta.token.id, text: &delta.text, logprobs }))

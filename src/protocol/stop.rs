@@ -4,13 +4,20 @@
 //! was cut. The hit is the occurrence that ends first; of several that end together, the longest. What could still become an
 //! occurrence is withheld, everything else is released at once.
 
+use std::sync::Arc;
+
 /// What a piece of text led to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scan {
     /// No occurrence is complete: text that certainly is in the answer.
     Open(String),
-    /// A stop string is complete: the last text of the answer. Feed nothing more.
-    Hit(String),
+    /// A stop string is complete. Feed nothing more.
+    Hit {
+        /// The last text of the answer.
+        text: String,
+        /// The stop string.
+        stop: Arc<str>,
+    },
 }
 
 /// Finds the first stop string in a text.
@@ -23,7 +30,7 @@ pub struct StopMatcher {
 
 #[derive(Clone, Debug)]
 struct Pattern {
-    bytes: Vec<u8>,
+    text: Arc<str>,
     /// `failure[n]`: longest proper border of the first n bytes.
     failure: Vec<usize>,
     /// Bytes of the pattern that the text so far ends with.
@@ -32,7 +39,7 @@ struct Pattern {
 
 impl Pattern {
     fn new(text: &str) -> Self {
-        let bytes = text.as_bytes().to_vec();
+        let bytes = text.as_bytes();
         let mut failure = vec![0; bytes.len() + 1];
         let mut border = 0;
         for at in 1..bytes.len() {
@@ -42,16 +49,17 @@ impl Pattern {
             border += usize::from(bytes[at] == bytes[border]);
             failure[at + 1] = border;
         }
-        Self { bytes, failure, matched: 0 }
+        Self { text: text.into(), failure, matched: 0 }
     }
 
     /// Advances by one byte; true when the text now ends with the whole pattern.
     fn feed(&mut self, byte: u8) -> bool {
-        while self.matched > 0 && self.bytes[self.matched] != byte {
+        let bytes = self.text.as_bytes();
+        while self.matched > 0 && bytes[self.matched] != byte {
             self.matched = self.failure[self.matched];
         }
-        self.matched += usize::from(self.bytes[self.matched] == byte);
-        self.matched == self.bytes.len()
+        self.matched += usize::from(bytes[self.matched] == byte);
+        self.matched == bytes.len()
     }
 }
 
@@ -65,17 +73,17 @@ impl StopMatcher {
     /// Takes the next piece of text.
     pub fn push(&mut self, piece: &str) -> Scan {
         for (at, byte) in piece.bytes().enumerate() {
-            let mut longest = None;
+            let mut longest: Option<Arc<str>> = None;
             for pattern in &mut self.patterns {
-                if pattern.feed(byte) {
-                    longest = longest.max(Some(pattern.bytes.len()));
+                if pattern.feed(byte) && longest.as_ref().is_none_or(|l| l.len() < pattern.text.len()) {
+                    longest = Some(Arc::clone(&pattern.text));
                 }
             }
-            if let Some(length) = longest {
+            if let Some(stop) = longest {
                 let mut text = std::mem::take(&mut self.held);
                 text.push_str(&piece[..=at]);
-                text.truncate(text.len() - length);
-                return Scan::Hit(text);
+                text.truncate(text.len() - stop.len());
+                return Scan::Hit { text, stop };
             }
         }
         self.held.push_str(piece);
@@ -137,7 +145,7 @@ mod tests {
             for pair in cuts.windows(2) {
                 match matcher.push(&whole[pair[0]..pair[1]]) {
                     Scan::Open(text) => released.push_str(&text),
-                    Scan::Hit(text) => {
+                    Scan::Hit { text, .. } => {
                         released.push_str(&text);
                         hit = true;
                         break;
@@ -169,6 +177,6 @@ mod tests {
     #[test]
     fn of_two_stop_strings_that_end_together_the_longer_cuts() {
         let mut matcher = StopMatcher::new(&["b", "ab"]);
-        assert_eq!(matcher.push("xab"), Scan::Hit("x".into()));
+        assert_eq!(matcher.push("xab"), Scan::Hit { text: "x".into(), stop: "ab".into() });
     }
 }

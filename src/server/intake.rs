@@ -15,7 +15,7 @@ use crate::protocol::errors::{ApiError, Code, ErrorDialect};
 pub fn refuse(service: &Service, request: &HttpRequest, error: &ApiError) -> HttpResponse {
     service.metrics.refused(error.code);
     tracing::debug!(path = request.path(), code = error.code.name(), error = %error, "request refused");
-    error.response(ErrorDialect::of_path(request.path()))
+    error.response(ErrorDialect::of_request(request), &format!("req_{}", service.serial()))
 }
 
 /// Asks for the key, where one is configured.

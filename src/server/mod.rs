@@ -1,9 +1,12 @@
 //! The HTTP side: what all workers share, the routes, and the life of the process from listening to the end of the drain.
 
+mod anthropic;
 mod connection;
 mod generate;
 mod intake;
+mod models;
 mod openai;
+mod respond;
 mod run;
 mod status;
 mod text;
@@ -84,10 +87,20 @@ impl Service {
         Ok(())
     }
 
-    /// A public request id, such as `chatcmpl-9f3a5c1200000007`.
-    fn public_id(&self, prefix: &str) -> String {
+    /// What a public id such as `chatcmpl-9f3a5c1200000007` has after its prefix; another one at each call.
+    fn serial(&self) -> String {
         let number = self.requests.fetch_add(1, Ordering::Relaxed);
-        format!("{prefix}-{:08x}{number:08x}", self.instance)
+        format!("{:08x}{number:08x}", self.instance)
+    }
+
+    /// # Errors
+    /// The model named is not the one that is served.
+    fn check_model(&self, named: &str) -> Result<(), ApiError> {
+        if named == self.config.model.id {
+            return Ok(());
+        }
+        let text = format!("the model `{named}` does not exist; this server has `{}`", self.config.model.id);
+        Err(ApiError::about(Code::ModelNotFound, "model", text))
     }
 }
 

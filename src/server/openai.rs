@@ -1,86 +1,25 @@
-//! POST /v1/chat/completions and /v1/completions, GET /v1/models.
+//! POST /v1/chat/completions and /v1/completions.
 
 use std::sync::Arc;
 
 use actix_web::{HttpRequest, HttpResponse, web};
+use bytes::Bytes;
 
-use super::generate::{Work, stream, whole};
-use super::{Service, WorkerHub, intake, random_bits, text, unix_seconds};
+use super::respond::{Asked, Draft, Transport, answer};
+use super::{Service, WorkerHub, random_bits, text, unix_seconds};
 use crate::actors::session::FieldNames;
-use crate::admission::{Dialect, RequestSpec};
+use crate::admission::Dialect;
+use crate::backend::LogprobsWanted;
 use crate::model::chat_template::GenerationPrompt;
 use crate::model::tokenizer::SpecialText;
-use crate::protocol::choice::Vocabulary;
-use crate::protocol::errors::{ApiError, Code};
-use crate::protocol::openai::chat::{self, ChatRequest, ChatStream};
-use crate::protocol::openai::completions::{self, CompletionRequest, CompletionStream};
-use crate::protocol::openai::{Common, Delivery, Head, models};
+use crate::protocol::errors::{ApiError, Code, ErrorDialect};
+use crate::protocol::openai::chat::{ChatFormat, ChatRequest};
+use crate::protocol::openai::completions::{CompletionFormat, CompletionRequest};
+use crate::protocol::openai::envelope::Envelope;
+use crate::protocol::openai::{Common, Delivery};
 
 /// Sequences of one completion request at most.
 const MAX_SEQUENCES: usize = 1_024;
-
-impl Service {
-    /// # Errors
-    /// The model named is not the one that is served.
-    fn check_model(&self, named: &str) -> Result<(), ApiError> {
-        if named == self.config.model.id {
-            return Ok(());
-        }
-        let text = format!("the model `{named}` does not exist; this server has `{}`", self.config.model.id);
-        Err(ApiError::about(Code::ModelNotFound, "model", text))
-    }
-
-    fn head(&self, prefix: &str) -> Head {
-        Head {
-            id: self.public_id(prefix),
-            created: unix_seconds(),
-            model: self.config.model.id.clone(),
-            fingerprint: format!("crucible-{}-{}", env!("CARGO_PKG_VERSION"), self.config.model.profile.name()),
-        }
-    }
-
-    fn vocabulary(&self) -> Arc<dyn Vocabulary> {
-        Arc::new(self.tokenizer.clone())
-    }
-}
-
-/// The sequences of one prompt: the same draw seed, told apart by their choice index.
-fn specs(
-    service: &Service,
-    common: &Common,
-    prompt: &Arc<[u32]>,
-    seed: u64,
-    base: RequestSpecBase,
-) -> impl Iterator<Item = RequestSpec> {
-    let eos = if common.ignore_eos { Arc::from([]) } else { service.tokenizer.eos_ids() };
-    let (rule, adjust, prompt) = (common.sampling.rule(), common.adjust.clone(), Arc::clone(prompt));
-    (0..common.n as u32).map(move |choice| RequestSpec {
-        prompt: Arc::clone(&prompt),
-        max_new_tokens: base.max_new_tokens,
-        rule,
-        adjust: adjust.clone(),
-        seed,
-        choice,
-        eos: Arc::clone(&eos),
-        logprobs: base.logprobs,
-        dialect: base.dialect,
-    })
-}
-
-/// What the sequences of a request have in common beside `Common`.
-#[derive(Clone, Copy)]
-struct RequestSpecBase {
-    max_new_tokens: usize,
-    logprobs: Option<u8>,
-    dialect: Dialect,
-}
-
-/// The seed that the client names, or a fresh one: OpenAI's dialect promises no repetition without a seed.
-fn seed_of(common: &Common, name: &str) -> u64 {
-    let seed = common.seed.unwrap_or_else(random_bits);
-    tracing::debug!(name, seed, user = common.user.as_deref().unwrap_or(""), "seed");
-    seed
-}
 
 /// POST /v1/chat/completions.
 pub async fn chat_completions(
@@ -89,49 +28,7 @@ pub async fn chat_completions(
     service: web::Data<Service>,
     hub: web::Data<WorkerHub>,
 ) -> HttpResponse {
-    let answered = answer_chat(&request, payload, &service, &hub);
-    answered.await.unwrap_or_else(|e| intake::refuse(&service, &request, &e))
-}
-
-async fn answer_chat(
-    request: &HttpRequest,
-    payload: web::Payload,
-    service: &Service,
-    hub: &WorkerHub,
-) -> Result<HttpResponse, ApiError> {
-    service.accepting()?;
-    let body = intake::body(service, request, payload).await?;
-    let ChatRequest { common, messages, max_tokens, logprobs } = ChatRequest::parse(&body)?;
-    service.check_model(&common.model)?;
-    let prompt = text::chat(service, messages, GenerationPrompt::Add).await?;
-    let max_new_tokens = max_tokens.unwrap_or_else(|| room(service, prompt.len()));
-    let head = service.head("chatcmpl");
-    let seed = seed_of(&common, &head.id);
-    let base = RequestSpecBase { max_new_tokens, logprobs, dialect: Dialect::OpenaiChat };
-    let work = Work {
-        specs: specs(service, &common, &prompt, seed, base).collect(),
-        stop: common.stop,
-        prompt_tokens: prompt.len(),
-        name: head.id.clone(),
-        names: FieldNames { prompt: "messages", max_tokens: "max_tokens" },
-    };
-    let vocabulary = service.vocabulary();
-    if common.delivery != Delivery::Whole {
-        let format = ChatStream { head, n: common.n, delivery: common.delivery, logprobs, vocabulary };
-        return stream(service, hub, work, Box::new(format));
-    }
-    let (answers, usage) = whole(service, hub, work).await?;
-    let body = chat::response(&head, &answers, usage, logprobs, &*vocabulary);
-    Ok(HttpResponse::Ok().insert_header(("x-request-id", head.id)).json(body))
-}
-
-/// Tokens for a chat that names no number: the configured default, or what is left of the context and the pool. At least one, so
-/// that a prompt that leaves no room is refused for that reason.
-fn room(service: &Service, prompt: usize) -> usize {
-    let limits = service.engine.limits();
-    let pool = (limits.pages * limits.page_tokens + 1).saturating_sub(prompt);
-    let context = limits.context.saturating_sub(prompt);
-    service.config.limits.default_new_tokens.min(limits.max_new_tokens).min(pool).min(context).max(1)
+    answer(request, payload, service, hub, chat).await
 }
 
 /// POST /v1/completions.
@@ -141,65 +38,104 @@ pub async fn completions(
     service: web::Data<Service>,
     hub: web::Data<WorkerHub>,
 ) -> HttpResponse {
-    let answered = answer_completions(&request, payload, &service, &hub);
-    answered.await.unwrap_or_else(|e| intake::refuse(&service, &request, &e))
+    answer(request, payload, service, hub, completion).await
 }
 
-async fn answer_completions(
-    request: &HttpRequest,
-    payload: web::Payload,
-    service: &Service,
-    hub: &WorkerHub,
-) -> Result<HttpResponse, ApiError> {
-    service.accepting()?;
-    let body = intake::body(service, request, payload).await?;
+async fn chat(service: &Service, body: Bytes) -> Result<Asked, ApiError> {
+    let ChatRequest { common, messages, max_tokens, logprobs } = ChatRequest::parse(&body)?;
+    service.check_model(&common.model)?;
+    let prompt = text::chat(service, messages, GenerationPrompt::Add).await?;
+    let max_new_tokens = max_tokens.unwrap_or_else(|| room(service, prompt.len()));
+    let envelope = envelope(service, "chatcmpl-", common.delivery);
+    let name = envelope.id.clone();
+    Ok(Asked {
+        specs: draft(&common, &name, max_new_tokens, logprobs, Dialect::OpenaiChat)
+            .specs(service, &prompt, common.n)
+            .collect(),
+        stop: common.stop,
+        prompt_tokens: prompt.len(),
+        id: (ErrorDialect::Openai.id_header(), name.clone()),
+        name,
+        names: FieldNames { prompt: "messages", max_tokens: "max_tokens" },
+        format: Box::new(ChatFormat { envelope, n: common.n, logprobs }),
+        transport: transport(common.delivery),
+    })
+}
+
+async fn completion(service: &Service, body: Bytes) -> Result<Asked, ApiError> {
     let CompletionRequest { common, prompts, max_tokens, echo, logprobs } = CompletionRequest::parse(&body)?;
     service.check_model(&common.model)?;
-    if prompts.len() * common.n > MAX_SEQUENCES {
+    let sequences = prompts.len() * common.n;
+    if sequences > MAX_SEQUENCES {
         let text = format!("{} prompts with n = {} are more than {MAX_SEQUENCES} answers", prompts.len(), common.n);
         return Err(ApiError::about(Code::InvalidValue, "n", text));
     }
-    let head = service.head("cmpl");
-    let seed = seed_of(&common, &head.id);
-    let base = RequestSpecBase { max_new_tokens: max_tokens, logprobs, dialect: Dialect::OpenaiCompletions };
-    let mut work = Work {
-        specs: Vec::with_capacity(prompts.len() * common.n),
-        stop: common.stop.clone(),
-        prompt_tokens: 0,
-        name: head.id.clone(),
-        names: FieldNames { prompt: "prompt", max_tokens: "max_tokens" },
-    };
-    let mut before = Vec::new();
+    let envelope = envelope(service, "cmpl-", common.delivery);
+    let name = envelope.id.clone();
+    let draft = draft(&common, &name, max_tokens, logprobs, Dialect::OpenaiCompletions);
+    let (mut specs, mut before, mut prompt_tokens) = (Vec::with_capacity(sequences), Vec::new(), 0);
     for prompt in prompts {
         let ids = text::prompt(service, prompt, "prompt").await?;
-        work.prompt_tokens += ids.len();
-        work.specs.extend(specs(service, &common, &ids, seed, base));
+        prompt_tokens += ids.len();
+        specs.extend(draft.specs(service, &ids, common.n));
         // A prompt over the context is refused at the launch: its text is not copied for every answer before that.
         if echo && ids.len() <= service.engine.limits().context {
             let text = service.tokenizer.decode(&ids, SpecialText::Show);
             before.extend(std::iter::repeat_n(text, common.n));
         }
     }
-    let vocabulary = service.vocabulary();
-    if common.delivery != Delivery::Whole {
-        let offsets = vec![0; work.specs.len()];
-        let format = CompletionStream { head, echo: before, delivery: common.delivery, logprobs, vocabulary, offsets };
-        return stream(service, hub, work, Box::new(format));
-    }
-    let (answers, usage) = whole(service, hub, work).await?;
-    let body = completions::response(&head, &answers, &before, usage, logprobs, &*vocabulary);
-    Ok(HttpResponse::Ok().insert_header(("x-request-id", head.id)).json(body))
+    let offsets = vec![0; sequences];
+    Ok(Asked {
+        specs,
+        stop: common.stop,
+        prompt_tokens,
+        id: (ErrorDialect::Openai.id_header(), name.clone()),
+        name,
+        names: FieldNames { prompt: "prompt", max_tokens: "max_tokens" },
+        format: Box::new(CompletionFormat { envelope, echo: before, logprobs, offsets }),
+        transport: transport(common.delivery),
+    })
 }
 
-/// GET /v1/models.
-pub async fn list_models(service: web::Data<Service>) -> HttpResponse {
-    HttpResponse::Ok().json(models::list(&service.config.model.id, service.created))
+fn envelope(service: &Service, prefix: &str, delivery: Delivery) -> Envelope {
+    let model = &service.config.model;
+    Envelope {
+        id: format!("{prefix}{}", service.serial()),
+        created: unix_seconds(),
+        model: model.id.clone(),
+        fingerprint: format!("crucible-{}-{}", env!("CARGO_PKG_VERSION"), model.profile.name()),
+        delivery,
+        vocabulary: Arc::new(service.tokenizer.clone()),
+    }
 }
 
-/// GET /v1/models/{id}.
-pub async fn one_model(request: HttpRequest, service: web::Data<Service>, id: web::Path<String>) -> HttpResponse {
-    match service.check_model(&id) {
-        Ok(()) => HttpResponse::Ok().json(models::model(&id, service.created)),
-        Err(error) => intake::refuse(&service, &request, &error),
+/// OpenAI's dialect promises no repetition without a seed: a request that names none gets a fresh one.
+fn draft(common: &Common, name: &str, max_new_tokens: usize, logprobs: LogprobsWanted, dialect: Dialect) -> Draft {
+    let seed = common.seed.unwrap_or_else(random_bits);
+    tracing::debug!(name, seed, user = common.user.as_deref().unwrap_or(""), "seed");
+    Draft {
+        max_new_tokens,
+        sampling: common.sampling,
+        adjust: common.adjust.clone(),
+        seed,
+        ignore_eos: common.ignore_eos,
+        logprobs,
+        dialect,
     }
+}
+
+fn transport(delivery: Delivery) -> Transport {
+    match delivery {
+        Delivery::Whole => Transport::Whole,
+        Delivery::Stream | Delivery::StreamWithUsage => Transport::Stream,
+    }
+}
+
+/// Tokens for a chat that names no number: the configured default, or what is left of the context and the pool. At least one, so
+/// that a prompt that leaves no room is refused for that reason.
+fn room(service: &Service, prompt: usize) -> usize {
+    let limits = service.engine.limits();
+    let pool = (limits.pages * limits.page_tokens + 1).saturating_sub(prompt);
+    let context = limits.context.saturating_sub(prompt);
+    service.config.limits.default_new_tokens.min(limits.max_new_tokens).min(pool).min(context).max(1)
 }

@@ -13,7 +13,7 @@ use actix_web::{App, HttpRequest, HttpResponse, HttpServer, Resource, Route, gua
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-use super::{Service, WorkerHub, connection, generate, intake, openai, status, tls, tools};
+use super::{Service, WorkerHub, anthropic, connection, generate, intake, models, openai, status, tls, tools};
 use crate::config::Origins;
 use crate::protocol::errors::{ApiError, Code};
 
@@ -183,8 +183,10 @@ fn routes(app: &mut web::ServiceConfig) {
         .service(resource("/v1/generate/stream", "POST", web::post().to(generate::generate_stream)))
         .service(resource("/v1/chat/completions", "POST", web::post().to(openai::chat_completions)))
         .service(resource("/v1/completions", "POST", web::post().to(openai::completions)))
-        .service(resource("/v1/models", "GET, HEAD", reading().to(openai::list_models)))
-        .service(resource("/v1/models/{id:.+}", "GET, HEAD", reading().to(openai::one_model)))
+        .service(resource("/v1/messages", "POST", web::post().to(anthropic::messages)))
+        .service(resource("/v1/messages/count_tokens", "POST", web::post().to(anthropic::count_tokens)))
+        .service(resource("/v1/models", "GET, HEAD", reading().to(models::list)))
+        .service(resource("/v1/models/{id:.+}", "GET, HEAD", reading().to(models::one)))
         .service(resource("/tokenize", "POST", web::post().to(tools::tokenize)))
         .service(resource("/detokenize", "POST", web::post().to(tools::detokenize)))
         .service(resource("/health", "GET, HEAD", reading().to(status::health)))

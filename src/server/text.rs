@@ -10,7 +10,6 @@ use crate::model::chat_template::{ChatMessage, GenerationPrompt};
 use crate::model::tokenizer::SpecialTokens;
 use crate::protocol::errors::{ApiError, Code};
 use crate::protocol::native::Prompt;
-use crate::protocol::openai::chat::Turn;
 
 /// Bytes of text that a worker encodes itself: well under a millisecond.
 const IN_PLACE_BYTES: usize = 4_096;
@@ -38,14 +37,12 @@ pub async fn prompt(service: &Service, prompt: Prompt, field: &'static str) -> R
 ///
 /// # Errors
 /// The template refuses the conversation.
-pub async fn chat(service: &Service, turns: Vec<Turn>, end: GenerationPrompt) -> Result<Arc<[u32]>, ApiError> {
+pub async fn chat(service: &Service, turns: Vec<ChatMessage>, end: GenerationPrompt) -> Result<Arc<[u32]>, ApiError> {
     let (tokenizer, template) = (service.tokenizer.clone(), service.template.clone());
     let length = turns.iter().map(|t| t.content.len()).sum();
     let encode = move || {
         let refused = |e: &dyn std::fmt::Display| ApiError::about(Code::InvalidValue, "messages", e.to_string());
-        let messages: Vec<ChatMessage> =
-            turns.into_iter().map(|Turn { role, content }| ChatMessage { role, content }).collect();
-        let text = template.render(&messages, end).map_err(|e| refused(&e))?;
+        let text = template.render(&turns, end).map_err(|e| refused(&e))?;
         let ids = tokenizer.encode(&text, SpecialTokens::Parse).map_err(|e| refused(&e))?;
         Ok(Arc::from(ids))
     };

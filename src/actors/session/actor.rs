@@ -15,7 +15,6 @@ use crate::actors::topology::EngineHandle;
 use crate::admission::{Dialect, RequestId, RequestSpec, ValidRequest};
 use crate::protocol::choice::ChoiceDecoder;
 use crate::protocol::errors::{ApiError, Code};
-use crate::protocol::sse;
 
 /// News of one of the session's sequences.
 #[derive(Message)]
@@ -187,7 +186,7 @@ impl Actor for Session {
         if self.core.streams() {
             ctx.run_interval(self.keep_alive, |session, ctx| {
                 if session.last_frame.elapsed() >= session.keep_alive {
-                    session.act(ctx, |core, effects| core.keep_alive(sse::KEEP_ALIVE, effects));
+                    session.act(ctx, SessionCore::keep_alive);
                 }
             });
         }

@@ -6,7 +6,7 @@ use super::output::{Output, SlowReader};
 use crate::admission::RequestId;
 use crate::protocol::choice::{ChoiceDecoder, ChoiceEnd, FinishReason};
 use crate::protocol::errors::ApiError;
-use crate::protocol::stream::Usage;
+use crate::protocol::format::Usage;
 
 /// What a session asks of the world around it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,8 +79,8 @@ impl SessionCore {
     }
 
     /// The stream has been silent.
-    pub fn keep_alive(&mut self, comment: bytes::Bytes, effects: &mut Vec<SessionEffect>) {
-        if !self.over && self.output.keep_alive(comment).is_err() {
+    pub fn keep_alive(&mut self, effects: &mut Vec<SessionEffect>) {
+        if !self.over && self.output.keep_alive().is_err() {
             self.cut(effects);
         }
     }
@@ -127,11 +127,11 @@ impl SessionCore {
         for token in entry.tokens {
             let token_index = token.index;
             let delta = self.choices[at].decoder.push(token);
-            let stopped = delta.stopped;
+            let stop = delta.stop.clone();
             self.output.token(at, delta)?;
-            if stopped {
+            if let Some(stop) = stop {
                 effects.push(SessionEffect::StopHit { request: entry.request, token_index });
-                let end = self.choices[at].decoder.stop();
+                let end = self.choices[at].decoder.stop(stop);
                 return self.end(at, &end, effects);
             }
         }
@@ -144,7 +144,7 @@ impl SessionCore {
                 self.fail(&ApiError::from(&failure), effects);
                 return Ok(());
             }
-            Some(SessionEnd::Eos) => FinishReason::Stop,
+            Some(SessionEnd::Eos) => FinishReason::Eos,
             Some(SessionEnd::Length) => FinishReason::Length,
         };
         let end = self.choices[at].decoder.finish(reason);

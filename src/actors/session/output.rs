@@ -6,19 +6,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
 use super::actor::SessionGuard;
-use crate::protocol::choice::{Answer, ChoiceEnd, Delta};
+use crate::protocol::choice::{Answer, ChoiceEnd, Delta, FinishReason};
 use crate::protocol::errors::ApiError;
-use crate::protocol::stream::{StreamFormat, Usage};
+use crate::protocol::format::{Format, Usage};
 
-/// What a unary handler waits for.
-pub type Outcome = Result<(Vec<Answer>, Usage), ApiError>;
+/// What a unary handler waits for: the body.
+pub type Outcome = Result<Value, ApiError>;
 
 /// The response of one session.
 pub enum Output {
-    /// Collects whole answers.
+    /// Collects whole answers into one body.
     Whole(Collector),
     /// Sends frames.
     Frames(Streamer),
@@ -26,13 +27,14 @@ pub enum Output {
 
 /// Collects the answers of every choice.
 pub struct Collector {
+    format: Box<dyn Format>,
     answers: Vec<Answer>,
     done: Option<oneshot::Sender<Outcome>>,
 }
 
 /// Formats frames and sends them to the body.
 pub struct Streamer {
-    format: Box<dyn StreamFormat>,
+    format: Box<dyn Format>,
     frames: Option<FrameSender>,
 }
 
@@ -43,15 +45,14 @@ pub struct SlowReader;
 
 impl Output {
     /// An answer of `choices` choices as one body.
-    pub fn whole(choices: usize) -> (Self, oneshot::Receiver<Outcome>) {
-        let empty =
-            Answer { text: String::new(), tokens: Vec::new(), reason: crate::protocol::choice::FinishReason::Stop };
+    pub fn whole(format: Box<dyn Format>, choices: usize) -> (Self, oneshot::Receiver<Outcome>) {
+        let empty = Answer { text: String::new(), tokens: Vec::new(), reason: FinishReason::Eos };
         let (done, receiver) = oneshot::channel();
-        (Output::Whole(Collector { answers: vec![empty; choices], done: Some(done) }), receiver)
+        (Output::Whole(Collector { format, answers: vec![empty; choices], done: Some(done) }), receiver)
     }
 
     /// An answer as frames, of which at most `limit` bytes wait for the client.
-    pub fn frames(format: Box<dyn StreamFormat>, limit: usize) -> (Self, FrameReceiver) {
+    pub fn frames(format: Box<dyn Format>, limit: usize) -> (Self, FrameReceiver) {
         let (sender, receiver) = frame_channel(limit);
         (Output::Frames(Streamer { format, frames: Some(sender) }), receiver)
     }
@@ -96,7 +97,7 @@ impl Output {
         match self {
             Output::Whole(c) => {
                 c.answers[choice].text.push_str(&end.tail);
-                c.answers[choice].reason = end.reason;
+                c.answers[choice].reason = end.reason.clone();
                 Ok(())
             }
             Output::Frames(s) => {
@@ -113,8 +114,8 @@ impl Output {
     pub fn close(&mut self, usage: Usage) -> Result<(), SlowReader> {
         match self {
             Output::Whole(c) => {
-                let answers = std::mem::take(&mut c.answers);
-                c.settle(Ok((answers, usage)));
+                let body = c.format.whole(&c.answers, usage);
+                c.settle(Ok(body));
                 Ok(())
             }
             Output::Frames(s) => {
@@ -139,14 +140,17 @@ impl Output {
         }
     }
 
-    /// A comment for a stream that has been silent.
+    /// A sign of life for a stream that has been silent.
     ///
     /// # Errors
     /// The bound is reached.
-    pub fn keep_alive(&mut self, comment: Bytes) -> Result<(), SlowReader> {
+    pub fn keep_alive(&mut self) -> Result<(), SlowReader> {
         match self {
             Output::Whole(_) => Ok(()),
-            Output::Frames(s) => s.send(Some(comment)),
+            Output::Frames(s) => {
+                let frame = s.format.keep_alive();
+                s.send(Some(frame))
+            }
         }
     }
 }

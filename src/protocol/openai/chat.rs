@@ -1,27 +1,20 @@
 //! /v1/chat/completions.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Chunk, Common, Delivery, Head, WireUsage};
+use super::Common;
+use super::envelope::Envelope;
 use crate::actors::session::messages::GeneratedToken;
+use crate::model::chat_template::ChatMessage;
 use crate::protocol::body::{Body, wrong_type};
 use crate::protocol::choice::{Answer, ChoiceEnd, Delta, Vocabulary};
-use crate::protocol::errors::{ApiError, Code, ErrorDialect};
-use crate::protocol::sse;
-use crate::protocol::stream::{StreamFormat, Usage};
+use crate::protocol::content;
+use crate::protocol::errors::{ApiError, Code};
+use crate::protocol::format::{Format, Usage};
 
-/// One turn of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Turn {
-    /// `system`, `user` or `assistant`; `developer` is read as `system`.
-    pub role: String,
-    /// Its text; parts are joined.
-    pub content: String,
-}
+const CHUNK: &str = "chat.completion.chunk";
 
 /// A chat request.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,7 +22,7 @@ pub struct ChatRequest {
     /// Fields of both OpenAI endpoints.
     pub common: Common,
     /// The conversation.
-    pub messages: Vec<Turn>,
+    pub messages: Vec<ChatMessage>,
     /// Most tokens to generate, when the client names a number.
     pub max_tokens: Option<usize>,
     /// Log-probabilities wanted, with so many alternatives.
@@ -60,7 +53,7 @@ impl ChatRequest {
 ///
 /// # Errors
 /// Another shape, an unknown role, or content that is no text.
-pub fn turns(value: Value) -> Result<Vec<Turn>, ApiError> {
+pub fn turns(value: Value) -> Result<Vec<ChatMessage>, ApiError> {
     let Value::Array(items) = value else { return Err(wrong_type("messages", "an array of messages", &value)) };
     if items.is_empty() {
         return Err(ApiError::about(Code::InvalidValue, "messages", "messages must hold at least one message"));
@@ -68,7 +61,7 @@ pub fn turns(value: Value) -> Result<Vec<Turn>, ApiError> {
     items.into_iter().enumerate().map(|(at, item)| turn(item, &format!("messages[{at}]"))).collect()
 }
 
-fn turn(item: Value, path: &str) -> Result<Turn, ApiError> {
+fn turn(item: Value, path: &str) -> Result<ChatMessage, ApiError> {
     let mut body = Body::nested(item, path)?;
     let role = body.string("role")?;
     let role = body.require("role", role)?;
@@ -85,35 +78,13 @@ fn turn(item: Value, path: &str) -> Result<Turn, ApiError> {
         }
     };
     let content = body.value("content");
-    let content = text_of(body.require("content", content)?, &body.path("content"))?;
+    let content = content::text(body.require("content", content)?, &body.path("content"), content::plain)?;
     for name in ["name", "refusal", "audio", "function_call", "annotations", "tool_call_id"] {
         body.unsupported(name, &[json!([])])?;
     }
     body.unsupported("tool_calls", &[json!([])])?;
     body.finish()?;
-    Ok(Turn { role, content })
-}
-
-fn text_of(content: Value, path: &str) -> Result<String, ApiError> {
-    let parts = match content {
-        Value::String(text) => return Ok(text),
-        Value::Array(parts) => parts,
-        other => return Err(wrong_type(path, "a string or an array of text parts", &other)),
-    };
-    let part = |(at, part): (usize, Value)| {
-        let mut body = Body::nested(part, &format!("{path}[{at}]"))?;
-        let kind = body.string("type")?;
-        let kind = body.require("type", kind)?;
-        if kind != "text" {
-            let text = format!("content parts of type {kind} are not supported, only text");
-            return Err(ApiError::about(Code::UnsupportedParameter, body.path("type"), text));
-        }
-        let text = body.string("text")?;
-        let text = body.require("text", text)?;
-        body.finish()?;
-        Ok(text)
-    };
-    parts.into_iter().enumerate().map(part).collect()
+    Ok(ChatMessage { role, content })
 }
 
 fn max_tokens(body: &mut Body) -> Result<Option<usize>, ApiError> {
@@ -176,45 +147,14 @@ fn logprobs_of(tokens: &[GeneratedToken], vocabulary: &dyn Vocabulary) -> Value 
     json!({"content": content, "refusal": null})
 }
 
-/// The body of whole answers.
-pub fn response(
-    head: &Head,
-    answers: &[Answer],
-    usage: Usage,
-    logprobs: Option<u8>,
-    vocabulary: &dyn Vocabulary,
-) -> Value {
-    let choice = |(index, answer): (usize, &Answer)| {
-        json!({
-            "index": index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": null},
-            "logprobs": logprobs.map(|_| logprobs_of(&answer.tokens, vocabulary)),
-            "finish_reason": answer.reason.name(),
-        })
-    };
-    json!({
-        "id": head.id,
-        "object": "chat.completion",
-        "created": head.created,
-        "model": head.model,
-        "system_fingerprint": head.fingerprint,
-        "choices": answers.iter().enumerate().map(choice).collect::<Vec<_>>(),
-        "usage": WireUsage::from(usage),
-    })
-}
-
-/// The frames of a stream.
-pub struct ChatStream {
-    /// What every chunk repeats.
-    pub head: Head,
+/// One response.
+pub struct ChatFormat {
+    /// What is around the choices.
+    pub envelope: Envelope,
     /// Choices.
     pub n: usize,
-    /// With or without usage.
-    pub delivery: Delivery,
-    /// Whether chunks carry log-probabilities.
+    /// Whether choices carry log-probabilities.
     pub logprobs: Option<u8>,
-    /// Names the tokens of log-probabilities.
-    pub vocabulary: Arc<dyn Vocabulary>,
 }
 
 #[derive(Serialize)]
@@ -233,9 +173,13 @@ struct ChunkDelta<'a> {
     content: Option<&'a str>,
 }
 
-impl ChatStream {
+impl ChatFormat {
+    fn logprobs_of(&self, tokens: &[GeneratedToken]) -> Option<Value> {
+        self.logprobs.map(|_| logprobs_of(tokens, &*self.envelope.vocabulary))
+    }
+
     fn chunk(&self, choice: ChunkChoice<'_>) -> Bytes {
-        sse::data(&Chunk::new(&self.head, "chat.completion.chunk", &[choice], self.delivery))
+        self.envelope.chunk(CHUNK, choice)
     }
 
     fn content(&self, index: usize, text: &str, logprobs: Option<Value>) -> Bytes {
@@ -244,7 +188,19 @@ impl ChatStream {
     }
 }
 
-impl StreamFormat for ChatStream {
+impl Format for ChatFormat {
+    fn whole(&self, answers: &[Answer], usage: Usage) -> Value {
+        let choice = |(index, answer): (usize, &Answer)| {
+            json!({
+                "index": index,
+                "message": {"role": "assistant", "content": answer.text, "refusal": null},
+                "logprobs": self.logprobs_of(&answer.tokens),
+                "finish_reason": answer.reason.name(),
+            })
+        };
+        self.envelope.whole("chat.completion", answers.iter().enumerate().map(choice).collect(), usage)
+    }
+
     fn open(&mut self) -> Option<Bytes> {
         let delta = || ChunkDelta { role: Some("assistant"), content: Some("") };
         let first = |index| self.chunk(ChunkChoice { index, delta: delta(), logprobs: None, finish_reason: None });
@@ -252,7 +208,7 @@ impl StreamFormat for ChatStream {
     }
 
     fn token(&mut self, choice: usize, delta: &Delta) -> Option<Bytes> {
-        let logprobs = self.logprobs.map(|_| logprobs_of(std::slice::from_ref(&delta.token), &*self.vocabulary));
+        let logprobs = self.logprobs_of(std::slice::from_ref(&delta.token));
         (logprobs.is_some() || !delta.text.is_empty()).then(|| self.content(choice, &delta.text, logprobs))
     }
 
@@ -267,23 +223,18 @@ impl StreamFormat for ChatStream {
     }
 
     fn close(&mut self, usage: Usage) -> Option<Bytes> {
-        if self.delivery != Delivery::StreamWithUsage {
-            return Some(sse::DONE);
-        }
-        let none: [ChunkChoice<'_>; 0] = [];
-        let mut chunk = Chunk::new(&self.head, "chat.completion.chunk", &none, self.delivery);
-        chunk.usage = Some(Some(usage.into()));
-        Some([sse::data(&chunk), sse::DONE].concat().into())
+        Some(self.envelope.close(CHUNK, usage))
     }
 
     fn failed(&mut self, error: &ApiError) -> Bytes {
-        sse::data(&error.body(ErrorDialect::Openai))
+        Envelope::failed(error)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::openai::Delivery;
 
     fn parse(fields: Value) -> Result<ChatRequest, ApiError> {
         let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
@@ -297,7 +248,7 @@ mod tests {
     fn content_parts_of_text_are_joined_and_other_parts_are_refused() {
         let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
         let request = parse(json!({"messages": [{"role": "developer", "content": parts}]})).expect("valid");
-        assert_eq!(request.messages, [Turn { role: "system".into(), content: "ab".into() }]);
+        assert_eq!(request.messages, [ChatMessage { role: "system".into(), content: "ab".into() }]);
         let image = json!([{"type": "image_url", "image_url": {"url": "x"}}]);
         let error = parse(json!({"messages": [{"role": "user", "content": image}]})).expect_err("an image");
         assert_eq!(error.param.as_deref(), Some("messages[0].content[0].type"));

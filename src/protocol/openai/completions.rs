@@ -1,19 +1,17 @@
 //! /v1/completions.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::{Chunk, Common, Delivery, Head, WireUsage};
+use super::Common;
+use super::envelope::Envelope;
 use crate::actors::session::messages::GeneratedToken;
 use crate::protocol::body::{Body, token_ids, wrong_type};
 use crate::protocol::choice::{Answer, ChoiceEnd, Delta, Vocabulary};
-use crate::protocol::errors::{ApiError, Code, ErrorDialect};
+use crate::protocol::errors::{ApiError, Code};
+use crate::protocol::format::{Format, Usage};
 use crate::protocol::native::Prompt;
-use crate::protocol::sse;
-use crate::protocol::stream::{StreamFormat, Usage};
 
 const OBJECT: &str = "text_completion";
 
@@ -118,48 +116,14 @@ fn name(id: u32, vocabulary: &dyn Vocabulary) -> (String, usize) {
     (escaped, bytes.iter().filter(|&&byte| byte & 0xc0 != 0x80).count())
 }
 
-/// The body of whole answers; `echo` holds the text before each of them, or nothing.
-pub fn response(
-    head: &Head,
-    answers: &[Answer],
-    echo: &[String],
-    usage: Usage,
-    logprobs: Option<u8>,
-    vocabulary: &dyn Vocabulary,
-) -> Value {
-    let choice = |(index, answer): (usize, &Answer)| {
-        let before = echo.get(index).map_or("", String::as_str);
-        let logprobs = logprobs.map(|_| {
-            let mut lists = Logprobs::default();
-            answer.tokens.iter().fold(0, |offset, token| lists.push(token, offset, vocabulary));
-            lists
-        });
-        let text = format!("{before}{}", answer.text);
-        json!({"text": text, "index": index, "logprobs": logprobs, "finish_reason": answer.reason.name()})
-    };
-    json!({
-        "id": head.id,
-        "object": OBJECT,
-        "created": head.created,
-        "model": head.model,
-        "system_fingerprint": head.fingerprint,
-        "choices": answers.iter().enumerate().map(choice).collect::<Vec<_>>(),
-        "usage": WireUsage::from(usage),
-    })
-}
-
-/// The frames of a stream.
-pub struct CompletionStream {
-    /// What every chunk repeats.
-    pub head: Head,
+/// One response.
+pub struct CompletionFormat {
+    /// What is around the choices.
+    pub envelope: Envelope,
     /// The text before each choice, or nothing.
     pub echo: Vec<String>,
-    /// With or without usage.
-    pub delivery: Delivery,
-    /// Whether chunks carry log-probabilities.
+    /// Whether choices carry log-probabilities.
     pub logprobs: Option<u8>,
-    /// Names the tokens of log-probabilities.
-    pub vocabulary: Arc<dyn Vocabulary>,
     /// Per choice, where its next token starts, in characters.
     pub offsets: Vec<usize>,
 }
@@ -172,13 +136,28 @@ struct ChunkChoice<'a> {
     finish_reason: Option<&'static str>,
 }
 
-impl CompletionStream {
+impl CompletionFormat {
     fn chunk(&self, choice: ChunkChoice<'_>) -> Bytes {
-        sse::data(&Chunk::new(&self.head, OBJECT, &[choice], self.delivery))
+        self.envelope.chunk(OBJECT, choice)
     }
 }
 
-impl StreamFormat for CompletionStream {
+impl Format for CompletionFormat {
+    fn whole(&self, answers: &[Answer], usage: Usage) -> Value {
+        let choice = |(index, answer): (usize, &Answer)| {
+            let before = self.echo.get(index).map_or("", String::as_str);
+            let logprobs = self.logprobs.map(|_| {
+                let mut lists = Logprobs::default();
+                let push = |offset, token| lists.push(token, offset, &*self.envelope.vocabulary);
+                answer.tokens.iter().fold(0, push);
+                lists
+            });
+            let text = format!("{before}{}", answer.text);
+            json!({"text": text, "index": index, "logprobs": logprobs, "finish_reason": answer.reason.name()})
+        };
+        self.envelope.whole(OBJECT, answers.iter().enumerate().map(choice).collect(), usage)
+    }
+
     fn open(&mut self) -> Option<Bytes> {
         let before = |(index, text): (usize, &String)| {
             self.chunk(ChunkChoice { text, index, logprobs: None, finish_reason: None })
@@ -189,7 +168,7 @@ impl StreamFormat for CompletionStream {
     fn token(&mut self, choice: usize, delta: &Delta) -> Option<Bytes> {
         let logprobs = self.logprobs.map(|_| {
             let mut lists = Logprobs::default();
-            self.offsets[choice] = lists.push(&delta.token, self.offsets[choice], &*self.vocabulary);
+            self.offsets[choice] = lists.push(&delta.token, self.offsets[choice], &*self.envelope.vocabulary);
             lists
         });
         let shown = logprobs.is_some() || !delta.text.is_empty();
@@ -202,17 +181,11 @@ impl StreamFormat for CompletionStream {
     }
 
     fn close(&mut self, usage: Usage) -> Option<Bytes> {
-        if self.delivery != Delivery::StreamWithUsage {
-            return Some(sse::DONE);
-        }
-        let none: [ChunkChoice<'_>; 0] = [];
-        let mut chunk = Chunk::new(&self.head, OBJECT, &none, self.delivery);
-        chunk.usage = Some(Some(usage.into()));
-        Some([sse::data(&chunk), sse::DONE].concat().into())
+        Some(self.envelope.close(OBJECT, usage))
     }
 
     fn failed(&mut self, error: &ApiError) -> Bytes {
-        sse::data(&error.body(ErrorDialect::Openai))
+        Envelope::failed(error)
     }
 }
 

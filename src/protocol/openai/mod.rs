@@ -3,19 +3,18 @@
 
 pub mod chat;
 pub mod completions;
+pub mod envelope;
 pub mod models;
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use serde::Serialize;
 use serde_json::json;
 
 use super::adjust;
 use super::body::{Body, wrong_type};
 use super::errors::{ApiError, Code};
 use super::sampling::Sampling;
-use super::stream::Usage;
 use crate::backend::Adjust;
 
 /// Stop strings of one request at most.
@@ -105,53 +104,4 @@ fn delivery(body: &mut Body) -> Result<Delivery, ApiError> {
     options.unsupported("include_obfuscation", &[json!(false)])?;
     options.finish()?;
     Ok(if usage { Delivery::StreamWithUsage } else { Delivery::Stream })
-}
-
-/// What every body and every chunk of one response repeats.
-#[derive(Clone, Debug)]
-pub struct Head {
-    /// `chatcmpl-…` or `cmpl-…`.
-    pub id: String,
-    /// Unix time of the request, seconds.
-    pub created: u64,
-    /// The model's id.
-    pub model: String,
-    /// Names what the bits of an answer depend on besides the request.
-    pub fingerprint: String,
-}
-
-/// Token counts on the wire.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct WireUsage {
-    prompt_tokens: usize,
-    completion_tokens: usize,
-    total_tokens: usize,
-}
-
-impl From<Usage> for WireUsage {
-    fn from(usage: Usage) -> Self {
-        let Usage { prompt_tokens, completion_tokens } = usage;
-        Self { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
-    }
-}
-
-/// A frame of a stream: absent usage, null, or the counts, as the client asked.
-#[derive(Serialize)]
-struct Chunk<'a, C: Serialize> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    system_fingerprint: &'a str,
-    choices: &'a [C],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Option<WireUsage>>,
-}
-
-impl<'a, C: Serialize> Chunk<'a, C> {
-    fn new(head: &'a Head, object: &'static str, choices: &'a [C], delivery: Delivery) -> Self {
-        let usage = (delivery == Delivery::StreamWithUsage).then_some(None);
-        let Head { id, created, model, fingerprint } = head;
-        Self { id, object, created: *created, model, system_fingerprint: fingerprint, choices, usage }
-    }
 }

@@ -1,9 +1,11 @@
-//! What a dialect must say to turn deltas into the frames of a stream.
+//! What a dialect must say to turn the answers of one request into a response: as one body, or as the frames of a stream.
 
 use bytes::Bytes;
+use serde_json::Value;
 
-use super::choice::{ChoiceEnd, Delta};
+use super::choice::{Answer, ChoiceEnd, Delta};
 use super::errors::ApiError;
+use super::sse;
 
 /// Token counts of a whole response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,8 +16,12 @@ pub struct Usage {
     pub completion_tokens: usize,
 }
 
-/// The frames of one stream, in the order of the calls: `open`, then `token` and `end` per choice, then `close` or `failed`.
-pub trait StreamFormat {
+/// One response in its dialect: either `whole`, or the frames in the order of the calls: `open`, then `token` and `end` per choice,
+/// then `close` or `failed`.
+pub trait Format {
+    /// Every answer, as one body.
+    fn whole(&self, answers: &[Answer], usage: Usage) -> Value;
+
     /// Before anything else.
     fn open(&mut self) -> Option<Bytes> {
         None
@@ -34,4 +40,9 @@ pub trait StreamFormat {
 
     /// The response fails; nothing follows.
     fn failed(&mut self, error: &ApiError) -> Bytes;
+
+    /// What a client hears of a stream that has been silent.
+    fn keep_alive(&self) -> Bytes {
+        sse::KEEP_ALIVE
+    }
 }

@@ -1,0 +1,147 @@
+//! Anthropic's dialect. Parameters that are not served pass at their no-op value and are refused by name otherwise; `seed`, `min_p`
+//! and `ignore_eos` are ours. A cache control is a hint that changes no answer: it is read, and the usage says that nothing was
+//! cached.
+
+pub mod messages;
+pub mod models;
+
+use serde_json::{Value, json};
+
+use super::body::{Body, wrong_type};
+use super::content;
+use super::errors::{ApiError, Code};
+use crate::model::chat_template::{ChatMessage, GenerationPrompt};
+
+/// Messages of one request at most.
+const MAX_MESSAGES: usize = 100_000;
+
+/// What both endpoints read: the model and what it is to continue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conversation {
+    /// The model named.
+    pub model: String,
+    /// The system prompt, then the turns; neighbours of one role are one turn.
+    pub turns: Vec<ChatMessage>,
+    /// Whether the model answers the last turn or continues it.
+    pub end: GenerationPrompt,
+}
+
+impl Conversation {
+    /// Reads a request of /v1/messages/count_tokens.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with it.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ApiError> {
+        let mut body = Body::parse(bytes)?;
+        let conversation = Self::read(&mut body)?;
+        body.finish()?;
+        Ok(conversation)
+    }
+
+    fn read(body: &mut Body) -> Result<Self, ApiError> {
+        let model = body.string("model")?;
+        let model = body.require("model", model)?;
+        let mut turns = Vec::new();
+        let system = match body.value("system") {
+            Some(system) => content::text(system, "system", block)?,
+            None => String::new(),
+        };
+        if !system.is_empty() {
+            turns.push(ChatMessage { role: "system".to_owned(), content: system });
+        }
+        let messages = body.value("messages");
+        let end = read_messages(body.require("messages", messages)?, &mut turns)?;
+        refuse_unserved(body)?;
+        Ok(Self { model, turns, end })
+    }
+}
+
+/// Appends the turns of `messages`; tells how the conversation ends.
+fn read_messages(value: Value, turns: &mut Vec<ChatMessage>) -> Result<GenerationPrompt, ApiError> {
+    let Value::Array(items) = value else { return Err(wrong_type("messages", "an array of messages", &value)) };
+    if items.is_empty() || items.len() > MAX_MESSAGES {
+        let text = format!("messages must hold 1 to {MAX_MESSAGES} messages, not {}", items.len());
+        return Err(ApiError::about(Code::InvalidValue, "messages", text));
+    }
+    let last = items.len() - 1;
+    let mut end = GenerationPrompt::Add;
+    for (at, item) in items.into_iter().enumerate() {
+        let message = message(item, &format!("messages[{at}]"))?;
+        let path = format!("messages[{at}].content");
+        let begun = at == last && message.role == "assistant";
+        if message.content.is_empty() {
+            if begun {
+                continue;
+            }
+            let text = format!("{path} is empty; only a last message of the assistant may be");
+            return Err(ApiError::about(Code::InvalidValue, path, text));
+        }
+        if begun {
+            if message.content.ends_with(char::is_whitespace) {
+                let text = format!("{path} begins the answer and must not end in white space");
+                return Err(ApiError::about(Code::InvalidValue, path, text));
+            }
+            end = GenerationPrompt::Continue;
+        }
+        match turns.last_mut().filter(|t| t.role == message.role) {
+            Some(turn) => turn.content.push_str(&message.content),
+            None => turns.push(message),
+        }
+    }
+    Ok(end)
+}
+
+fn message(item: Value, path: &str) -> Result<ChatMessage, ApiError> {
+    let mut body = Body::nested(item, path)?;
+    let role = body.string("role")?;
+    let role = body.require("role", role)?;
+    if !matches!(role.as_str(), "user" | "assistant" | "system") {
+        let text = format!("{} must be user, assistant or system", body.path("role"));
+        return Err(ApiError::about(Code::InvalidValue, body.path("role"), text));
+    }
+    let content = body.value("content");
+    let content = content::text(body.require("content", content)?, &body.path("content"), block)?;
+    body.finish()?;
+    Ok(ChatMessage { role, content })
+}
+
+/// What a block of text has besides its text.
+fn block(body: &mut Body) -> Result<(), ApiError> {
+    cache_control(body)?;
+    body.unsupported("citations", &[json!([])])
+}
+
+fn cache_control(body: &mut Body) -> Result<(), ApiError> {
+    let Some(value) = body.value("cache_control") else { return Ok(()) };
+    let mut control = Body::nested(value, &body.path("cache_control"))?;
+    let kind = control.string("type")?;
+    one_of(&control, "type", &control.require("type", kind)?, &["ephemeral"])?;
+    if let Some(ttl) = control.string("ttl")? {
+        one_of(&control, "ttl", &ttl, &["5m", "1h"])?;
+    }
+    control.finish()
+}
+
+fn one_of(body: &Body, name: &str, value: &str, allowed: &[&str]) -> Result<(), ApiError> {
+    if allowed.contains(&value) {
+        return Ok(());
+    }
+    let path = body.path(name);
+    let text = format!("{path} must be {}", allowed.join(" or "));
+    Err(ApiError::about(Code::InvalidValue, path, text))
+}
+
+/// Fields of both endpoints that have no effect here at the values listed and are refused at others.
+fn refuse_unserved(body: &mut Body) -> Result<(), ApiError> {
+    cache_control(body)?;
+    body.unsupported("thinking", &[json!({"type": "disabled"})])?;
+    body.unsupported("tools", &[json!([])])?;
+    body.unsupported("tool_choice", &[json!({"type": "auto"}), json!({"type": "none"})])?;
+    body.unsupported("output_config", &[json!({}), json!({"effort": null}), json!({"format": null})])?;
+    body.unsupported("speed", &[json!("standard")])?;
+    body.unsupported("mcp_servers", &[json!([])])?;
+    for name in ["output_format", "context_management", "user_profile_id", "workspace_id"] {
+        body.unsupported(name, &[])?;
+    }
+    Ok(())
+}

@@ -1,0 +1,69 @@
+//! POST /v1/messages and /v1/messages/count_tokens.
+
+use actix_web::{HttpRequest, HttpResponse, web};
+use bytes::Bytes;
+use serde_json::json;
+
+use super::respond::{Asked, Draft, Transport, answer};
+use super::{Service, WorkerHub, intake, random_bits, text};
+use crate::actors::session::FieldNames;
+use crate::admission::Dialect;
+use crate::protocol::anthropic::Conversation;
+use crate::protocol::anthropic::messages::{MessageFormat, MessagesRequest};
+use crate::protocol::errors::{ApiError, ErrorDialect};
+
+/// POST /v1/messages.
+pub async fn messages(
+    request: HttpRequest,
+    payload: web::Payload,
+    service: web::Data<Service>,
+    hub: web::Data<WorkerHub>,
+) -> HttpResponse {
+    answer(request, payload, service, hub, message).await
+}
+
+async fn message(service: &Service, body: Bytes) -> Result<Asked, ApiError> {
+    let asked = MessagesRequest::parse(&body)?;
+    let Conversation { model, turns, end } = asked.conversation;
+    service.check_model(&model)?;
+    let prompt = text::chat(service, turns, end).await?;
+    let serial = service.serial();
+    let (name, request_id) = (format!("msg_{serial}"), format!("req_{serial}"));
+    // Without a seed the dialect promises no repetition.
+    let seed = asked.seed.unwrap_or_else(random_bits);
+    tracing::debug!(name, seed, user = asked.user.as_deref().unwrap_or(""), "seed");
+    let draft = Draft {
+        max_new_tokens: asked.max_tokens,
+        sampling: asked.sampling,
+        adjust: None,
+        seed,
+        ignore_eos: asked.ignore_eos,
+        logprobs: None,
+        dialect: Dialect::Anthropic,
+    };
+    let id = (ErrorDialect::Anthropic.id_header(), request_id.clone());
+    let format = MessageFormat { id: name.clone(), request_id, model, input_tokens: prompt.len() };
+    Ok(Asked {
+        specs: draft.specs(service, &prompt, 1).collect(),
+        stop: asked.stop,
+        prompt_tokens: prompt.len(),
+        name,
+        id,
+        names: FieldNames { prompt: "messages", max_tokens: "max_tokens" },
+        format: Box::new(format),
+        transport: if asked.stream { Transport::Stream } else { Transport::Whole },
+    })
+}
+
+/// POST /v1/messages/count_tokens: what `usage.input_tokens` would be.
+pub async fn count_tokens(request: HttpRequest, payload: web::Payload, service: web::Data<Service>) -> HttpResponse {
+    let answered = async {
+        let body = intake::body(&service, &request, payload).await?;
+        let Conversation { model, turns, end } = Conversation::parse(&body)?;
+        service.check_model(&model)?;
+        let prompt = text::chat(&service, turns, end).await?;
+        let id = (ErrorDialect::Anthropic.id_header(), format!("req_{}", service.serial()));
+        Ok(HttpResponse::Ok().insert_header(id).json(json!({"input_tokens": prompt.len()})))
+    };
+    answered.await.unwrap_or_else(|e: ApiError| intake::refuse(&service, &request, &e))
+}

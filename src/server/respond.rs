@@ -1,0 +1,133 @@
+//! The one way from a request of any dialect to its response: read the body, have the dialect translate it, launch a session, answer
+//! as one body or as a stream. A dialect's own part is `Asked`: what to compute, and how the answer reads.
+
+use std::sync::Arc;
+
+use actix_web::http::header;
+use actix_web::{HttpRequest, HttpResponse, web};
+use bytes::Bytes;
+
+use super::{Service, WorkerHub, intake};
+use crate::actors::session::{FieldNames, FrameBody, Output, Plan, launch};
+use crate::admission::{Dialect, RequestSpec};
+use crate::backend::{Adjust, LogprobsWanted};
+use crate::protocol::choice::ChoiceDecoder;
+use crate::protocol::errors::{ApiError, Code};
+use crate::protocol::format::Format;
+use crate::protocol::sampling::Sampling;
+
+/// How an answer travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// One JSON body.
+    Whole,
+    /// Events.
+    Stream,
+}
+
+/// A request as every dialect ends up.
+pub struct Asked {
+    /// One for each choice.
+    pub specs: Vec<RequestSpec>,
+    /// Stop strings of every choice.
+    pub stop: Vec<String>,
+    /// Prompt tokens, each prompt once.
+    pub prompt_tokens: usize,
+    /// The public name of the request, for the log.
+    pub name: String,
+    /// The header that tells the client an id.
+    pub id: (&'static str, String),
+    /// Field names for errors.
+    pub names: FieldNames,
+    /// How the answer reads.
+    pub format: Box<dyn Format>,
+    /// How it travels.
+    pub transport: Transport,
+}
+
+/// What the sequences of a request have in common.
+pub struct Draft {
+    /// Most tokens to generate.
+    pub max_new_tokens: usize,
+    /// Selection.
+    pub sampling: Sampling,
+    /// Penalties and bias before it.
+    pub adjust: Option<Arc<Adjust>>,
+    /// Seed of the draws.
+    pub seed: u64,
+    /// Whether end-of-sequence tokens are tokens like others.
+    pub ignore_eos: bool,
+    /// Log-probabilities wanted.
+    pub logprobs: LogprobsWanted,
+    /// The surface.
+    pub dialect: Dialect,
+}
+
+impl Draft {
+    /// The `n` sequences that continue `prompt`: one seed, told apart by their choice index, so that each has its own random stream
+    /// and choice 0 is what the request gets with n = 1.
+    pub fn specs(&self, service: &Service, prompt: &Arc<[u32]>, n: usize) -> impl Iterator<Item = RequestSpec> {
+        let eos = if self.ignore_eos { Arc::from([]) } else { service.tokenizer.eos_ids() };
+        let spec = RequestSpec {
+            prompt: Arc::clone(prompt),
+            max_new_tokens: self.max_new_tokens,
+            rule: self.sampling.rule(),
+            adjust: self.adjust.clone(),
+            seed: self.seed,
+            choice: 0,
+            eos,
+            logprobs: self.logprobs,
+            dialect: self.dialect,
+        };
+        (0..n as u32).map(move |choice| RequestSpec { choice, ..spec.clone() })
+    }
+}
+
+/// Answers a request that `translate` understands. Dropping the future, as a closed connection does, cancels the work.
+pub async fn answer(
+    request: HttpRequest,
+    payload: web::Payload,
+    service: web::Data<Service>,
+    hub: web::Data<WorkerHub>,
+    translate: impl AsyncFnOnce(&Service, Bytes) -> Result<Asked, ApiError>,
+) -> HttpResponse {
+    let answered = async {
+        service.accepting()?;
+        let body = intake::body(&service, &request, payload).await?;
+        let asked = translate(&service, body).await?;
+        respond(&service, &hub, asked).await
+    };
+    answered.await.unwrap_or_else(|e| intake::refuse(&service, &request, &e))
+}
+
+async fn respond(service: &Service, hub: &WorkerHub, asked: Asked) -> Result<HttpResponse, ApiError> {
+    let Asked { specs, stop, prompt_tokens, name, id, names, format, transport } = asked;
+    let decoder = || ChoiceDecoder::new(Box::new(service.tokenizer.detokenizer()), &stop);
+    let choices: Vec<_> = specs.into_iter().map(|spec| (spec, decoder())).collect();
+    let (count, keep_alive) = (choices.len(), service.config.server.sse_keep_alive);
+    let start = |output| {
+        service.accepting()?;
+        service.metrics.arrived(&service.engine);
+        let plan = Plan { name, choices, output, prompt_tokens, names, keep_alive };
+        launch(&service.engine, &service.registry, hub.address(service), plan)
+    };
+    let mut builder = HttpResponse::Ok();
+    builder.insert_header(id);
+    match transport {
+        Transport::Whole => {
+            let (output, outcome) = Output::whole(format, count);
+            let guard = start(output)?;
+            let outcome = outcome.await;
+            drop(guard);
+            let ended = |_| Err(ApiError::new(Code::EngineFailed, "the session ended without an answer"));
+            outcome.unwrap_or_else(ended).map(|body| builder.json(body))
+        }
+        Transport::Stream => {
+            let (output, frames) = Output::frames(format, service.config.server.stream_buffer_bytes);
+            let guard = start(output)?;
+            builder.content_type("text/event-stream; charset=utf-8");
+            builder.insert_header((header::CACHE_CONTROL, "no-cache")).insert_header(("x-accel-buffering", "no"));
+            Ok(builder.streaming(FrameBody::new(frames, guard)))
+        }
+    }
+}
