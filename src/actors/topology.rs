@@ -130,7 +130,7 @@ impl EngineHandle {
         }
         let reason = self.fatal.reason().unwrap_or_else(|| Arc::from("it was stopped"));
         let end = Some(SessionEnd::Failed(SessionFailure::Engine(reason)));
-        let entry = TokenEntry { request: submit.request.id(), tokens: Vec::new(), end };
+        let entry = TokenEntry { request: submit.request.id(), prompt_logits: Vec::new(), tokens: Vec::new(), end };
         submit.hub.do_send(TokenBatch { entries: vec![entry] });
     }
 

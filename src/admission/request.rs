@@ -64,6 +64,8 @@ pub struct RequestSpec {
     pub eos: Arc<[u32]>,
     /// Log-probabilities wanted for each generated token.
     pub logprobs: LogprobsWanted,
+    /// Whether the logits that predict the prompt's own tokens go to the session.
+    pub score_prompt: bool,
     /// Which surface it came through (for the account only).
     pub dialect: Dialect,
 }
@@ -238,6 +240,7 @@ mod tests {
             choice: 0,
             eos: Arc::from([]),
             logprobs: Some(20),
+            score_prompt: false,
             dialect: Dialect::Native,
         };
         let request = ValidRequest::new(RequestId(1), spec, &limits).expect("it fits");

@@ -24,6 +24,7 @@ fn arrival(permits: &QueuePermits, id: u64, pages: usize) -> Option<Arrival<()>>
         choice: 0,
         eos: Arc::from([]),
         logprobs: None,
+        score_prompt: false,
         dialect: Dialect::ALL[id as usize % 5],
     };
     let request = ValidRequest::new(RequestId(id), spec, &LIMITS).unwrap();

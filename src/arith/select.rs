@@ -94,7 +94,12 @@ pub fn token_logprobs(logits: &[f32], chosen: u32, top: usize) -> TokenLogprobs 
     let highest = logits.iter().fold(f32::NEG_INFINITY, |m, &l| m.max(l));
     let weight = total_weight(logits);
     let of = |i: u32| log_probability(logits[i as usize], highest, weight);
+    let key = |&i: &u32| (Reverse(order_key(logits[i as usize])), i);
     let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    order.sort_by_key(|&i| (Reverse(order_key(logits[i as usize])), i));
-    TokenLogprobs { chosen: of(chosen), top: order.iter().take(top).map(|&i| (i, of(i))).collect() }
+    if top < order.len() {
+        order.select_nth_unstable_by_key(top, key);
+        order.truncate(top);
+    }
+    order.sort_unstable_by_key(key);
+    TokenLogprobs { chosen: of(chosen), top: order.into_iter().map(|i| (i, of(i))).collect() }
 }

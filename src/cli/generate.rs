@@ -112,6 +112,7 @@ pub fn run(args: &Args) -> Outcome {
         choice: 0,
         eos: tokenizer.eos_ids(),
         logprobs: None,
+        score_prompt: false,
         dialect: Dialect::Internal,
     };
     let failed = Rc::new(Cell::new(false));

@@ -223,7 +223,7 @@ impl Planner {
     }
 
     fn slice_cap(&self, resident: &Resident) -> usize {
-        resident.prompt_left().min(self.config.chunk_cap)
+        resident.slice_cap().min(self.config.chunk_cap)
     }
 
     fn plan_decode(&mut self, planned: &mut PlannedStep) {

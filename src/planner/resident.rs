@@ -6,6 +6,9 @@ use crate::admission::{Ended, Outcome, RequestId, ValidRequest};
 use crate::backend::{HostLogits, Input, Row, SamplingRow, SlotBinding, Start, Want};
 use crate::pages::PageLease;
 
+/// Positions of a slice that scores its prompt: bounds the logits of a step that travel to the host.
+const SCORED_SLICE: usize = 32;
+
 /// A request on its way into residence; every time on the engine's clock.
 #[derive(Clone, Debug)]
 pub struct Sequence {
@@ -103,6 +106,13 @@ impl Resident {
         self.prompt_len() - self.planned_prompt
     }
 
+    /// Positions that its next slice has at most. A prompt that is scored keeps its last position for a slice of its own: the others
+    /// yield logits, the last one selects.
+    pub fn slice_cap(&self) -> usize {
+        let left = self.prompt_left();
+        if self.request.spec().score_prompt { left.saturating_sub(1).clamp(1, SCORED_SLICE) } else { left }
+    }
+
     /// Whether its prompt is not computed yet.
     pub fn prefilling(&self) -> bool {
         self.ended.is_none() && self.known_prompt < self.prompt_len()
@@ -129,7 +139,11 @@ impl Resident {
         let start = self.planned_prompt;
         tokens.extend_from_slice(&self.request.spec().prompt[start..start + len]);
         self.planned_prompt += len;
-        let want = if self.prompt_left() == 0 { Want::Last } else { Want::None };
+        let want = match self.prompt_left() {
+            0 => Want::Last,
+            _ if self.request.spec().score_prompt => Want::All,
+            _ => Want::None,
+        };
         self.row(Start::Host(start as u32), len as u32, Input::Tokens, want)
     }
 
@@ -146,7 +160,10 @@ impl Resident {
             token_index: self.planned_tokens as u32,
             choice: spec.choice,
         };
-        let (logprobs, host_logits) = (spec.logprobs, HostLogits::No);
+        let (logprobs, host_logits) = match want {
+            Want::All => (None, HostLogits::Yes),
+            Want::Last | Want::None => (spec.logprobs, HostLogits::No),
+        };
         self.planned_tokens += usize::from(want == Want::Last);
         self.steps_in_flight += 1;
         Row { request: self.id(), slot: self.slot, start, len, input, want, sampling, logprobs, host_logits }

@@ -27,6 +27,7 @@ fn sequence(id: u64, prompt: usize, max_new_tokens: usize) -> Sequence {
         choice: 0,
         eos: Arc::from([]),
         logprobs: None,
+        score_prompt: false,
         dialect: Dialect::Native,
     };
     let request = ValidRequest::new(RequestId(id), spec, &LIMITS).unwrap();

@@ -6,6 +6,7 @@ use serde_json::Value;
 use super::choice::{Answer, ChoiceEnd, Delta};
 use super::errors::ApiError;
 use super::sse;
+use crate::backend::TokenLogprobs;
 
 /// Token counts of a whole response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,7 +17,7 @@ pub struct Usage {
     pub completion_tokens: usize,
 }
 
-/// One response in its dialect: either `whole`, or the frames in the order of the calls: `open`, then `token` and `end` per choice,
+/// One response in its dialect: either `whole`, or the frames in the order of the calls: `open`, then `prompt`, `token` and `end` per choice,
 /// then `close` or `failed`.
 pub trait Format {
     /// Every answer, as one body.
@@ -24,6 +25,11 @@ pub trait Format {
 
     /// Before anything else.
     fn open(&mut self) -> Option<Bytes> {
+        None
+    }
+
+    /// Scores of the next tokens of a choice's prompt, where they were asked for; before its first token.
+    fn prompt(&mut self, _choice: usize, _scores: Vec<TokenLogprobs>) -> Option<Bytes> {
         None
     }
 

@@ -11,5 +11,6 @@ pub mod format;
 pub mod native;
 pub mod openai;
 pub mod sampling;
+pub mod score;
 pub mod sse;
 pub mod stop;

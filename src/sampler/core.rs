@@ -36,14 +36,18 @@ impl<H> Tracked<H> {
     }
 
     /// The tokens of one row up to the end, if it comes; what the row has after it is discarded.
-    fn take(&mut self, row: RowOutput, at: Duration) -> (Vec<GeneratedToken>, Option<RowEnd>) {
+    fn take(&mut self, row: &mut RowOutput, at: Duration) -> (Vec<GeneratedToken>, Option<RowEnd>) {
         if !row.finite {
             self.over = true;
             return (Vec::new(), Some(RowEnd::NonFinite));
         }
-        let mut logprobs = row.logprobs.into_iter();
+        // A row with logits scores the prompt: what it selected is no part of the answer.
+        if !row.logits.is_empty() {
+            return (Vec::new(), None);
+        }
+        let mut logprobs = std::mem::take(&mut row.logprobs).into_iter();
         let mut tokens = Vec::with_capacity(row.tokens.len());
-        for id in row.tokens {
+        for id in std::mem::take(&mut row.tokens) {
             tokens.push(GeneratedToken { id, index: self.generated, logprobs: logprobs.next() });
             self.generated += 1;
             self.stopwatch.token(at);
@@ -113,15 +117,15 @@ impl<H: Clone + PartialEq> Sampler<H> {
         let mut retired =
             Retired { step: output.step, progressed: Vec::new(), ended: Vec::new(), timing: output.timing };
         let mut batches: Vec<(H, Vec<TokenEntry>)> = Vec::new();
-        for row in output.rows {
+        for mut row in output.rows {
             let request = row.request;
             let Some(tracked) = self.tracked.get_mut(&request).filter(|t| !t.over) else { continue };
-            let (tokens, end) = tracked.take(row, at);
+            let (tokens, end) = tracked.take(&mut row, at);
             if !tokens.is_empty() {
                 retired.progressed.push((request, tokens.len() as u32));
             }
             retired.ended.extend(end.map(|e| (request, e)));
-            let entry = TokenEntry { request, tokens, end: end.map(session_end) };
+            let entry = TokenEntry { request, prompt_logits: row.logits, tokens, end: end.map(session_end) };
             match batches.iter_mut().find(|(hub, _)| *hub == tracked.hub) {
                 Some((_, entries)) => entries.push(entry),
                 None => batches.push((tracked.hub.clone(), vec![entry])),

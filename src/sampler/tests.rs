@@ -21,6 +21,7 @@ fn tracked(id: u64, max_new_tokens: usize, eos: &[u32], hub: char) -> (RequestId
         choice: 0,
         eos: Arc::from(eos),
         logprobs: None,
+        score_prompt: false,
         dialect: Dialect::Native,
     };
     let request = ValidRequest::new(RequestId(id), spec, &limits).unwrap();

@@ -39,6 +39,7 @@ async fn message(service: &Service, body: Bytes) -> Result<Asked, ApiError> {
         seed,
         ignore_eos: asked.ignore_eos,
         logprobs: None,
+        score_prompt: false,
         dialect: Dialect::Anthropic,
     };
     let id = (ErrorDialect::Anthropic.id_header(), request_id.clone());

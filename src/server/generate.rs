@@ -45,6 +45,7 @@ async fn translate(service: &Service, body: Bytes, transport: Transport) -> Resu
         seed: asked.seed,
         ignore_eos: asked.ignore_eos,
         logprobs: asked.logprobs,
+        score_prompt: false,
         dialect: Dialect::Native,
     };
     let name = format!("gen-{}", service.serial());

@@ -14,7 +14,7 @@ use crate::model::chat_template::GenerationPrompt;
 use crate::model::tokenizer::SpecialText;
 use crate::protocol::errors::{ApiError, Code, ErrorDialect};
 use crate::protocol::openai::chat::{ChatFormat, ChatRequest};
-use crate::protocol::openai::completions::{CompletionFormat, CompletionRequest};
+use crate::protocol::openai::completions::{CompletionFormat, CompletionRequest, Echo};
 use crate::protocol::openai::envelope::Envelope;
 use crate::protocol::openai::{Common, Delivery};
 
@@ -73,6 +73,7 @@ async fn completion(service: &Service, body: Bytes) -> Result<Asked, ApiError> {
     let envelope = envelope(service, "cmpl-", common.delivery);
     let name = envelope.id.clone();
     let draft = draft(&common, &name, max_tokens, logprobs, Dialect::OpenaiCompletions);
+    let draft = Draft { score_prompt: echo && logprobs.is_some(), ..draft };
     let (mut specs, mut before, mut prompt_tokens) = (Vec::with_capacity(sequences), Vec::new(), 0);
     for prompt in prompts {
         let ids = text::prompt(service, prompt, "prompt").await?;
@@ -81,7 +82,7 @@ async fn completion(service: &Service, body: Bytes) -> Result<Asked, ApiError> {
         // A prompt over the context is refused at the launch: its text is not copied for every answer before that.
         if echo && ids.len() <= service.engine.limits().context {
             let text = service.tokenizer.decode(&ids, SpecialText::Show);
-            before.extend(std::iter::repeat_n(text, common.n));
+            before.extend(std::iter::repeat_n(Echo { text, ids, scores: Vec::new() }, common.n));
         }
     }
     let offsets = vec![0; sequences];
@@ -120,6 +121,7 @@ fn draft(common: &Common, name: &str, max_new_tokens: usize, logprobs: LogprobsW
         seed,
         ignore_eos: common.ignore_eos,
         logprobs,
+        score_prompt: false,
         dialect,
     }
 }

@@ -59,6 +59,8 @@ pub struct Draft {
     pub ignore_eos: bool,
     /// Log-probabilities wanted.
     pub logprobs: LogprobsWanted,
+    /// Whether those of the prompt's own tokens are, too.
+    pub score_prompt: bool,
     /// The surface.
     pub dialect: Dialect,
 }
@@ -77,6 +79,7 @@ impl Draft {
             choice: 0,
             eos,
             logprobs: self.logprobs,
+            score_prompt: self.score_prompt && prompt.len() > 1,
             dialect: self.dialect,
         };
         (0..n as u32).map(move |choice| RequestSpec { choice, ..spec.clone() })

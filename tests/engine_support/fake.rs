@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use crucible::admission::RequestId;
 use crucible::backend::{
-    Backend, BackendError, BackendFactory, Completion, Facts, Input, Row, RowOutput, STEPS_IN_FLIGHT, Start, Step,
-    StepOutput, StepTiming, TokenLogprobs, ValidStep, Want,
+    Backend, BackendError, BackendFactory, Completion, Facts, HostLogits, Input, Row, RowOutput, STEPS_IN_FLIGHT,
+    Start, Step, StepOutput, StepTiming, TokenLogprobs, ValidStep, Want,
 };
 
 /// Vocabulary of the fake model.
@@ -64,6 +64,18 @@ impl Default for Script {
 pub fn next_token(history: &[u32]) -> u32 {
     let hash = history.iter().fold(0xcbf2_9ce4_8422_2325_u64, |h, &t| (h ^ u64::from(t)).wrapping_mul(0x100_0000_01b3));
     ((hash >> 17) % VOCAB as u64) as u32
+}
+
+/// The log-probabilities of a token: its id decides them.
+pub fn logprobs(token: u32, top: u8) -> TokenLogprobs {
+    let other = |n: u32| ((token + n) % VOCAB as u32, -f64::from(token) - f64::from(n));
+    TokenLogprobs { chosen: -f64::from(token), top: (0..u32::from(top)).map(other).collect() }
+}
+
+/// The logits after a history: another order of the vocabulary for each.
+pub fn logits(history: &[u32]) -> Vec<f32> {
+    let turn = next_token(history);
+    (0..VOCAB as u32).map(|id| ((id * 7 + turn) % VOCAB as u32) as f32 / 64.0).collect()
 }
 
 /// What a sequence generates when it is alone in the world.
@@ -171,14 +183,17 @@ impl Machine {
             return None;
         }
         let history: Vec<_> = (0..slot.len).map(|p| self.memory[&(slot.pages[p / PAGE], p % PAGE)]).collect();
-        let token = next_token(&history);
-        slot.last = Some(token);
-        let logprobs = row.logprobs.map(|_| TokenLogprobs { chosen: -f64::from(token), top: Vec::new() });
+        let first = if row.want == Want::All { slot.len - row.len as usize } else { slot.len - 1 };
+        let ends = first + 1..=slot.len;
+        let tokens: Vec<u32> = ends.clone().map(|end| next_token(&history[..end])).collect();
+        slot.last = tokens.last().copied();
+        let wanted = row.logprobs.map(|top| tokens.iter().map(|&t| logprobs(t, top)).collect());
+        let host = row.host_logits == HostLogits::Yes;
         Some(RowOutput {
             request: row.request,
-            tokens: vec![token],
-            logprobs: logprobs.into_iter().collect(),
-            logits: Vec::new(),
+            tokens,
+            logprobs: wanted.unwrap_or_default(),
+            logits: if host { ends.map(|end| logits(&history[..end])).collect() } else { Vec::new() },
             finite: !(self.not_finite)(row.request, row.sampling.token_index),
         })
     }

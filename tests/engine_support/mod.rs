@@ -42,6 +42,7 @@ pub fn spec(prompt: &[u32], max_new_tokens: usize) -> RequestSpec {
         choice: 0,
         eos: Arc::from([]),
         logprobs: None,
+        score_prompt: false,
         dialect: Dialect::Internal,
     }
 }

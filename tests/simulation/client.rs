@@ -97,6 +97,7 @@ impl Ask {
             choice,
             eos: self.eos.into_iter().collect(),
             logprobs: self.kind.logprobs,
+            score_prompt: false,
             dialect: Dialect::ALL[choice as usize],
         };
         (0..self.choices as u32).map(spec).collect()

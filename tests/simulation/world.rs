@@ -316,7 +316,12 @@ impl World {
             }
             Effect::Reject { request, hub, failure } => {
                 self.tally.rejected_late += u64::from(matches!(failure, SessionFailure::Draining));
-                let entry = TokenEntry { request, tokens: Vec::new(), end: Some(SessionEnd::Failed(failure)) };
+                let entry = TokenEntry {
+                    request,
+                    prompt_logits: Vec::new(),
+                    tokens: Vec::new(),
+                    end: Some(SessionEnd::Failed(failure)),
+                };
                 self.to_hubs[hub].push_back(vec![entry]);
             }
             Effect::Drained => {

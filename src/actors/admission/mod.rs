@@ -53,7 +53,12 @@ impl AdmissionActor {
             Effect::Settled => self.planner.do_send(Settled),
             Effect::CancelResident { request, cause } => self.planner.do_send(CancelResident { request, cause }),
             Effect::Reject { request, hub, failure } => {
-                let entry = TokenEntry { request, tokens: Vec::new(), end: Some(SessionEnd::Failed(failure)) };
+                let entry = TokenEntry {
+                    request,
+                    prompt_logits: Vec::new(),
+                    tokens: Vec::new(),
+                    end: Some(SessionEnd::Failed(failure)),
+                };
                 hub.do_send(TokenBatch { entries: vec![entry] });
             }
             Effect::Drained => self.drains.drain(..).for_each(|done| done.send(()).unwrap_or_default()),

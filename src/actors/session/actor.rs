@@ -15,6 +15,7 @@ use crate::actors::topology::EngineHandle;
 use crate::admission::{Dialect, RequestId, RequestSpec, ValidRequest};
 use crate::protocol::choice::ChoiceDecoder;
 use crate::protocol::errors::{ApiError, Code};
+use crate::protocol::score::PromptScore;
 
 /// News of one of the session's sequences.
 #[derive(Message)]
@@ -102,7 +103,12 @@ pub fn launch(
     if permits.len() < requests.len() {
         return Err(ApiError::queue_full(limit));
     }
-    let choices = requests.iter().map(ValidRequest::id).zip(decoders);
+    let decoder = |(request, decoder): (&ValidRequest, ChoiceDecoder)| {
+        let spec = request.spec();
+        let score = || PromptScore::new(Arc::clone(&spec.prompt), spec.logprobs.unwrap_or(0).into());
+        (request.id(), decoder.scoring(spec.score_prompt.then(score)))
+    };
+    let choices = requests.iter().zip(decoders).map(decoder);
     let now = Instant::now();
     let session = Session {
         name: plan.name,

@@ -51,6 +51,8 @@ pub enum SessionFailure {
 pub struct TokenEntry {
     /// Whose.
     pub request: RequestId,
+    /// Logits `[positions][vocab]` of the next positions of a prompt that is scored, before any token.
+    pub prompt_logits: Vec<Vec<f32>>,
     /// New tokens in order; may be empty with an end.
     pub tokens: Vec<GeneratedToken>,
     /// Present once, last.

@@ -10,6 +10,7 @@ use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
 use super::actor::SessionGuard;
+use crate::backend::TokenLogprobs;
 use crate::protocol::choice::{Answer, ChoiceEnd, Delta, FinishReason};
 use crate::protocol::errors::ApiError;
 use crate::protocol::format::{Format, Usage};
@@ -46,7 +47,7 @@ pub struct SlowReader;
 impl Output {
     /// An answer of `choices` choices as one body.
     pub fn whole(format: Box<dyn Format>, choices: usize) -> (Self, oneshot::Receiver<Outcome>) {
-        let empty = Answer { text: String::new(), tokens: Vec::new(), reason: FinishReason::Eos };
+        let empty = Answer { prompt: Vec::new(), text: String::new(), tokens: Vec::new(), reason: FinishReason::Eos };
         let (done, receiver) = oneshot::channel();
         (Output::Whole(Collector { format, answers: vec![empty; choices], done: Some(done) }), receiver)
     }
@@ -66,6 +67,23 @@ impl Output {
             Output::Whole(_) => Ok(()),
             Output::Frames(s) => {
                 let frame = s.format.open();
+                s.send(frame)
+            }
+        }
+    }
+
+    /// Scores of the next tokens of a choice's prompt.
+    ///
+    /// # Errors
+    /// The bound is reached.
+    pub fn prompt(&mut self, choice: usize, scores: Vec<TokenLogprobs>) -> Result<(), SlowReader> {
+        match self {
+            Output::Whole(c) => {
+                c.answers[choice].prompt.extend(scores);
+                Ok(())
+            }
+            Output::Frames(s) => {
+                let frame = s.format.prompt(choice, scores);
                 s.send(frame)
             }
         }

@@ -124,9 +124,12 @@ fn refuse_unserved(body: &mut Body) -> Result<(), ApiError> {
     body.unsupported("service_tier", &[json!("auto"), json!("default")])?;
     body.unsupported("store", &[json!(false)])?;
     body.unsupported("metadata", &[json!({})])?;
-    body.unsupported("prompt_cache_key", &[])?;
-    body.unsupported("prompt_cache_retention", &[])?;
-    body.unsupported("safety_identifier", &[])
+    body.unsupported("prompt_cache_retention", &[json!("in_memory")])?;
+    body.unsupported("prompt_cache_options", &[json!({})])?;
+    // A name for a cache and another one for the user change no answer.
+    body.string("prompt_cache_key")?;
+    body.string("safety_identifier")?;
+    Ok(())
 }
 
 /// Log-probabilities of tokens, as chat bodies have them.

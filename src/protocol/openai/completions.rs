@@ -1,5 +1,7 @@
 //! /v1/completions.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -7,6 +9,7 @@ use serde_json::{Map, Value, json};
 use super::Common;
 use super::envelope::Envelope;
 use crate::actors::session::messages::GeneratedToken;
+use crate::backend::TokenLogprobs;
 use crate::protocol::body::{Body, token_ids, wrong_type};
 use crate::protocol::choice::{Answer, ChoiceEnd, Delta, Vocabulary};
 use crate::protocol::errors::{ApiError, Code};
@@ -45,8 +48,8 @@ impl CompletionRequest {
             echo: body.boolean("echo")?.unwrap_or(false),
             logprobs: body.integer("logprobs", 0..=20)?.map(|n| n as u8),
         };
-        if request.echo && request.logprobs.is_some() {
-            let text = "echo together with logprobs is not supported: prompts have no log-probabilities";
+        if request.echo && request.logprobs.is_some() && request.common.adjust.is_some() {
+            let text = "echo with logprobs is not supported together with penalties or logit_bias";
             return Err(ApiError::about(Code::UnsupportedParameter, "echo", text));
         }
         body.unsupported("best_of", &[json!(request.common.n)])?;
@@ -80,25 +83,33 @@ fn prompts(value: Value) -> Result<Vec<Prompt>, ApiError> {
 #[derive(Clone, Debug, Default, Serialize)]
 struct Logprobs {
     tokens: Vec<String>,
-    token_logprobs: Vec<f64>,
-    top_logprobs: Vec<Map<String, Value>>,
+    /// Null for the first token of a prompt, which nothing predicts.
+    token_logprobs: Vec<Option<f64>>,
+    top_logprobs: Vec<Option<Map<String, Value>>>,
     text_offset: Vec<usize>,
 }
 
 impl Logprobs {
     /// Appends a token whose text starts at `offset`, in characters; returns where the next one starts.
-    fn push(&mut self, token: &GeneratedToken, offset: usize, vocabulary: &dyn Vocabulary) -> usize {
-        let Some(values) = &token.logprobs else { return offset };
-        let (text, characters) = name(token.id, vocabulary);
-        let mut top: Map<String, Value> =
-            values.top.iter().map(|&(id, logprob)| (name(id, vocabulary).0, json!(logprob))).collect();
-        top.insert(text.clone(), json!(values.chosen));
-        let next = offset + characters;
+    fn push(&mut self, id: u32, values: Option<&TokenLogprobs>, offset: usize, vocabulary: &dyn Vocabulary) -> usize {
+        let (text, characters) = name(id, vocabulary);
+        let top = values.map(|values| {
+            let named = values.top.iter().map(|&(id, logprob)| (name(id, vocabulary).0, json!(logprob)));
+            let mut top: Map<String, Value> = named.collect();
+            top.insert(text.clone(), json!(values.chosen));
+            top
+        });
         self.tokens.push(text);
-        self.token_logprobs.push(values.chosen);
+        self.token_logprobs.push(values.map(|v| v.chosen));
         self.top_logprobs.push(top);
         self.text_offset.push(offset);
-        next
+        offset + characters
+    }
+
+    /// Appends a prompt from its beginning; returns where the answer starts.
+    fn push_prompt(&mut self, ids: &[u32], scores: &[TokenLogprobs], vocabulary: &dyn Vocabulary) -> usize {
+        let values = std::iter::once(None).chain(scores.iter().map(Some));
+        ids.iter().zip(values).fold(0, |offset, (&id, values)| self.push(id, values, offset, vocabulary))
     }
 }
 
@@ -116,12 +127,30 @@ fn name(id: u32, vocabulary: &dyn Vocabulary) -> (String, usize) {
     (escaped, bytes.iter().filter(|&&byte| byte & 0xc0 != 0x80).count())
 }
 
+/// A prompt that stands before its answer.
+#[derive(Clone)]
+pub struct Echo {
+    /// Its text.
+    pub text: String,
+    /// Its tokens.
+    pub ids: Arc<[u32]>,
+    /// Scores of its tokens but the first, as they come in a stream.
+    pub scores: Vec<TokenLogprobs>,
+}
+
+impl Echo {
+    /// Whether every token that can have a score has it.
+    fn is_scored(&self) -> bool {
+        self.scores.len() + 1 >= self.ids.len()
+    }
+}
+
 /// One response.
 pub struct CompletionFormat {
     /// What is around the choices.
     pub envelope: Envelope,
-    /// The text before each choice, or nothing.
-    pub echo: Vec<String>,
+    /// What stands before each choice, or nothing.
+    pub echo: Vec<Echo>,
     /// Whether choices carry log-probabilities.
     pub logprobs: Option<u8>,
     /// Per choice, where its next token starts, in characters.
@@ -140,35 +169,56 @@ impl CompletionFormat {
     fn chunk(&self, choice: ChunkChoice<'_>) -> Bytes {
         self.envelope.chunk(OBJECT, choice)
     }
+
+    /// The prompt of a choice, with its scores where they were asked for.
+    fn before(&mut self, choice: usize) -> Bytes {
+        let echo = &self.echo[choice];
+        let logprobs = self.logprobs.map(|_| {
+            let mut lists = Logprobs::default();
+            self.offsets[choice] = lists.push_prompt(&echo.ids, &echo.scores, &*self.envelope.vocabulary);
+            lists
+        });
+        self.chunk(ChunkChoice { text: &echo.text, index: choice, logprobs, finish_reason: None })
+    }
 }
 
 impl Format for CompletionFormat {
     fn whole(&self, answers: &[Answer], usage: Usage) -> Value {
         let choice = |(index, answer): (usize, &Answer)| {
-            let before = self.echo.get(index).map_or("", String::as_str);
+            let echo = self.echo.get(index);
             let logprobs = self.logprobs.map(|_| {
-                let mut lists = Logprobs::default();
-                let push = |offset, token| lists.push(token, offset, &*self.envelope.vocabulary);
-                answer.tokens.iter().fold(0, push);
+                let (mut lists, vocabulary) = (Logprobs::default(), &*self.envelope.vocabulary);
+                let begin = echo.map_or(0, |echo| lists.push_prompt(&echo.ids, &answer.prompt, vocabulary));
+                let push =
+                    |offset, token: &GeneratedToken| lists.push(token.id, token.logprobs.as_ref(), offset, vocabulary);
+                answer.tokens.iter().fold(begin, push);
                 lists
             });
-            let text = format!("{before}{}", answer.text);
+            let text = format!("{}{}", echo.map_or("", |echo| &echo.text), answer.text);
             json!({"text": text, "index": index, "logprobs": logprobs, "finish_reason": answer.reason.name()})
         };
         self.envelope.whole(OBJECT, answers.iter().enumerate().map(choice).collect(), usage)
     }
 
     fn open(&mut self) -> Option<Bytes> {
-        let before = |(index, text): (usize, &String)| {
-            self.chunk(ChunkChoice { text, index, logprobs: None, finish_reason: None })
-        };
-        (!self.echo.is_empty()).then(|| self.echo.iter().enumerate().flat_map(before).collect())
+        // A prompt whose tokens are still to be scored follows with its scores.
+        let due: Vec<_> =
+            (0..self.echo.len()).filter(|&c| self.logprobs.is_none() || self.echo[c].is_scored()).collect();
+        (!due.is_empty()).then(|| due.into_iter().flat_map(|choice| self.before(choice)).collect())
+    }
+
+    fn prompt(&mut self, choice: usize, scores: Vec<TokenLogprobs>) -> Option<Bytes> {
+        let echo = self.echo.get_mut(choice)?;
+        echo.scores.extend(scores);
+        echo.is_scored().then(|| self.before(choice))
     }
 
     fn token(&mut self, choice: usize, delta: &Delta) -> Option<Bytes> {
         let logprobs = self.logprobs.map(|_| {
             let mut lists = Logprobs::default();
-            self.offsets[choice] = lists.push(&delta.token, self.offsets[choice], &*self.envelope.vocabulary);
+            let (token, offset) = (&delta.token, self.offsets[choice]);
+            let vocabulary = &*self.envelope.vocabulary;
+            self.offsets[choice] = lists.push(token.id, token.logprobs.as_ref(), offset, vocabulary);
             lists
         });
         let shown = logprobs.is_some() || !delta.text.is_empty();
