@@ -3,8 +3,10 @@
 
 #[path = "http_support/checks.rs"]
 mod checks;
+mod common;
 mod engine_support;
 mod http_support;
+#[allow(dead_code)] // these tests wait for no end
 #[path = "http_support/scripted.rs"]
 mod scripted;
 
