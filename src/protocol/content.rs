@@ -20,8 +20,9 @@ pub fn text(content: Value, path: &str, extras: fn(&mut Body) -> Result<(), ApiE
         let kind = body.string("type")?;
         let kind = body.require("type", kind)?;
         if kind != "text" {
-            let text = format!("content parts of type {kind} are not supported, only text");
-            return Err(ApiError::about(Code::UnsupportedParameter, body.path("type"), text));
+            let path = body.path("type");
+            let text = format!("{path} is {kind}, which is not supported; send parts of type text");
+            return Err(ApiError::about(Code::UnsupportedParameter, path, text));
         }
         let text = body.string("text")?;
         let text = body.require("text", text)?;
