@@ -20,7 +20,7 @@ struct SelectRow {
     u32 greedy;
     u32 slot;
     u32 is_last;      // the slot's last token becomes this one
-    u32 adjusted;     // the slot has penalties or a bias; its rows select one token at most
+    u32 adjusted;     // the slot has penalties or a bias, and the row selects one token
     u32 reserved;
 };
 

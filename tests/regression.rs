@@ -98,3 +98,19 @@ fn a_load_balancer_that_only_looks_gets_the_head_without_the_body() {
     let mut pending = send(server.address, "HEAD", "/v1/generate", &[], &[]);
     assert_eq!(pending.head().status, 405);
 }
+
+#[test]
+fn penalties_with_a_scored_prompt_are_served_and_the_engine_lives() {
+    let server = Binary::tiny(&[]);
+    let body = |echo: bool| {
+        json!({"model": "tiny", "prompt": "a long prompt of many letters, scored", "max_tokens": 9, "temperature": 0, "logprobs": 1,
+               "echo": echo, "presence_penalty": 1.5, "frequency_penalty": 0.5, "logit_bias": {"97": 2}})
+    };
+    let scored = post(server.address, "/v1/completions", &body(true));
+    assert_eq!(scored.status, 200, "{}", scored.text());
+    let plain = post(server.address, "/v1/completions", &body(false)).json();
+    let scored = scored.json()["choices"][0]["text"].as_str().unwrap().to_owned();
+    // Scored positions are not counted: the answer is the same.
+    assert!(scored.ends_with(plain["choices"][0]["text"].as_str().unwrap()), "{scored} {plain}");
+    assert_eq!(get(server.address, "/health").status, 200);
+}

@@ -124,7 +124,8 @@ pub struct SlotBinding {
     pub request: RequestId,
     /// Physical pages; position p lives in `pages[p >> 4]`.
     pub pages: Vec<u32>,
-    /// Penalties and bias of the new sequence; absent costs nothing. Its counts start at zero, and its rows want `None` or `Last`.
+    /// Penalties and bias of the new sequence; absent costs nothing. Its counts start at zero.
+    /// Rows that want every position score: they select from the raw logits and count nothing.
     pub adjust: Option<Arc<Adjust>>,
 }
 

@@ -94,8 +94,6 @@ pub enum PlanError {
     TopP { slot: u32, value: u64 },
     #[error("row of slot {slot}: min_p is {value}, it must lie between 0 and 1")]
     MinP { slot: u32, value: f32 },
-    #[error("row of slot {slot}: the slot has penalties or a bias, its rows select one token at most")]
-    AdjustedScoring { slot: u32 },
     #[error("row of slot {slot}: {wanted} log-probabilities are wanted of a vocabulary of {vocab}")]
     TooManyLogprobs { slot: u32, wanted: u8, vocab: usize },
     #[error("row of slot {slot}: its token indices pass the end of 32 bits")]
@@ -132,7 +130,6 @@ struct Bound {
     pages: Vec<u32>,
     position: u32,
     has_last: bool,
-    adjusted: bool,
 }
 
 /// What a row of this step sees of its slot: the binding of the same step, or the state before it.
@@ -141,7 +138,6 @@ struct View {
     pages: usize,
     position: u32,
     has_last: bool,
-    adjusted: bool,
 }
 
 /// Marks that are only valid within one step: an entry counts when it holds the current stamp.
@@ -257,19 +253,14 @@ impl StepValidator {
         let (stamp, index) = self.marks.binding_of_slot[slot as usize];
         if stamp == self.marks.stamp {
             let b = &bindings[index as usize];
-            let adjusted = b.adjust.is_some();
-            return Ok(View { request: b.request, pages: b.pages.len(), position: 0, has_last: false, adjusted });
+            return Ok(View { request: b.request, pages: b.pages.len(), position: 0, has_last: false });
         }
         match &self.slots[slot as usize] {
             SlotState::Unbound => Err(PlanError::Unbound { slot }),
             SlotState::Revoked { to } => Err(PlanError::Revoked { slot, to: *to }),
-            SlotState::Bound(b) => Ok(View {
-                request: b.request,
-                pages: b.pages.len(),
-                position: b.position,
-                has_last: b.has_last,
-                adjusted: b.adjusted,
-            }),
+            SlotState::Bound(b) => {
+                Ok(View { request: b.request, pages: b.pages.len(), position: b.position, has_last: b.has_last })
+            }
         }
     }
 
@@ -308,9 +299,6 @@ impl StepValidator {
         }
         if row.input == Input::DeviceLast && !view.has_last {
             return Err(PlanError::NoLastToken { slot });
-        }
-        if view.adjusted && row.want == Want::All {
-            return Err(PlanError::AdjustedScoring { slot });
         }
         if row.want == Want::None { Ok(()) } else { self.check_selection(row) }
     }
@@ -384,8 +372,7 @@ impl StepValidator {
                 self.owner[page as usize] = Some(binding.slot);
             }
             let pages = binding.pages.clone();
-            let adjusted = binding.adjust.is_some();
-            let bound = Bound { request: binding.request, pages, position: 0, has_last: false, adjusted };
+            let bound = Bound { request: binding.request, pages, position: 0, has_last: false };
             self.slots[binding.slot as usize] = SlotState::Bound(bound);
         }
         for row in &step.rows {

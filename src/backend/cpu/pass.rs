@@ -44,7 +44,7 @@ pub struct PassRow {
     pub want: Want,
     /// How.
     pub sampling: SamplingRow,
-    /// What comes before that.
+    /// What comes before that; absent in a row that scores.
     pub adjust: Option<Arc<Adjusting>>,
     /// Log-probabilities.
     pub logprobs: LogprobsWanted,
@@ -127,7 +127,7 @@ impl Pass {
                 len,
                 want: row.want,
                 sampling: row.sampling,
-                adjust: slot.adjust.clone(),
+                adjust: slot.adjust.clone().filter(|_| row.want == Want::Last),
                 logprobs: row.logprobs,
                 host_logits: row.host_logits,
             });
@@ -156,11 +156,10 @@ impl Pass {
     }
 }
 
-/// Remembers the token that a slot selected last, and counts it where counts are kept.
-pub fn remember(slots: &mut [Slot], slot: u32, token: u32) {
-    let slot = &mut slots[slot as usize];
-    slot.last = token;
-    if let Some(adjusting) = &slot.adjust {
+/// Remembers the token that a row selected last, and counts it where its selection was adjusted.
+pub fn remember(slots: &mut [Slot], row: &PassRow, token: u32) {
+    slots[row.slot as usize].last = token;
+    if let Some(adjusting) = &row.adjust {
         *lock(&adjusting.counts).entry(token).or_default() += 1;
     }
 }

@@ -231,7 +231,7 @@ fn collect(pass: &Pass, outcomes: Vec<(usize, Outcome)>, slots: &mut [Slot]) -> 
             out.logprobs.extend(outcome.logprobs);
             out.logits.extend(outcome.logits);
             out.finite &= outcome.finite;
-            remember(slots, row.slot, outcome.token);
+            remember(slots, row, outcome.token);
         }
         rows.push(out);
     }

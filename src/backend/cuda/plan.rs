@@ -69,7 +69,7 @@ fn sampling_row(row: &Row, offset: u32, last: bool, adjusted: &AdjustedSlots) ->
         choice,
         slot: row.slot,
         is_last: u32::from(last),
-        adjusted: u32::from(adjusted.has(row.slot)),
+        adjusted: u32::from(row.want == Want::Last && adjusted.has(row.slot)),
         ..SelectRow::default()
     };
     match rule {
