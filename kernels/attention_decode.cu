@@ -4,9 +4,10 @@
 // FUSED 0 expects rope_kv to have run. Grid: (kv_heads * ceil(group/HEADS), entries, splits); block z takes segments z, z + splits, ...;
 // the block that finishes last folds the partial results in segment order. Block: 256 threads.
 // What the history holds is older than this pass, so a fused block asks for its keys and values before it waits for its predecessor.
-// Scores: one thread a key, the key in registers. Values: 64 positions a stage, two to four stages of cp.async, one thread a component.
-// With oq the result is quantised: a warp holds the 32 components of one activation block.
-// Shared memory, dynamic: (HEADS*D + D + HEADS*capacity + STAGES*64*D) floats, capacity = min(segment, history rounded up to 256).
+// Keys and values come through rings of DEPTH stages of 64 positions (cp.async, whole rows). Scores and weights: a thread is one of 64
+// positions and one head. Values: a thread is one component. With oq the result is quantised: a warp holds one activation block.
+// Shared memory, dynamic: (HEADS*D + D + HEADS*capacity + DEPTH*64*(2*D + 4)) floats, capacity = min(segment, history rounded up to 256).
+// Limits: a segment is at most 16 * PAGES positions. Oracle: arith::attend.
 #include "attention.cuh"
 
 #if HEAD_DIM <= 64
@@ -15,51 +16,84 @@
 #define HEADS 2
 #endif
 #define STAGE 64
-#define STAGES (HEAD_DIM <= 64 ? 4 : 2)
+#define KEY (D + 4)  // floats of a key in shared memory: eight lanes read eight rows without a conflict
+// Stages that fit shared memory: the launcher's decode_depth.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
+#define DEPTH (HEAD_DIM <= 64 ? 2 : 1)
+#else
+#define DEPTH (HEAD_DIM <= 64 ? 4 : 2)
+#endif
 
 extern __shared__ __align__(16) float shared[];
 
+#define PAGES 64  // pages of a segment: the launcher lets no segment be longer than 16 * PAGES
+
 struct Entry {
-    const float* row;   // qkv
+    const float* row;    // qkv
     const u32* table;
+    const u32* pages;    // shared: the pages of the segment at hand
     u32 pos;
     int head0, heads, kv_head;
 };
 
-// Position of a sequence inside a pool, its page read past L1: the table may be younger than what L1 holds before the wait.
-__device__ __forceinline__ size_t history_offset(const AttendArgs& a, const Entry& e, u32 j) {
-    const size_t page = __ldcg(e.table + (j >> 4));
-    return ((page * a.layers + a.layer) * 16 + (j & 15)) * (a.kv_heads * D) + e.kv_head * D;
+// Where position j, at `index` of its segment, lies in a pool.
+__device__ __forceinline__ size_t history_offset(const AttendArgs& a, const Entry& e, int index) {
+    return (((size_t)e.pages[index >> 4] * a.layers + a.layer) * 16 + (index & 15)) * (a.kv_heads * D) + e.kv_head * D;
 }
 
-// Value rows first..=last into a stage; a fused entry's own position is skipped, it comes from the step's row.
-__device__ __forceinline__ void fetch_values(const AttendArgs& a, const Entry& e, float* stage, int first, int last) {
-#pragma unroll 4
-    for (int i = threadIdx.x; i < STAGE * D / 4; i += 256) {
-        const int row = i / (D / 4), d = i % (D / 4) * 4, j = first + row;
-        if (j > last) break;
-        if (!(FUSED && j == (int)e.pos)) copy_async16(stage + row * D + d, a.v_pool + history_offset(a, e, j) + d);
+// The pages of positions first..=last, read past L1: before the wait the table may be younger than what L1 holds. A barrier follows.
+__device__ __forceinline__ void load_pages(const Entry& e, u32* pages, int first, int last) {
+    if (threadIdx.x <= (last - first) / 16) pages[threadIdx.x] = __ldcg(e.table + first / 16 + threadIdx.x);
+}
+
+// Rows `index`.. of a segment of n from a pool into a stage of rows of `width` floats, one commit; `own` is left out, it comes from the
+// step's row.
+__device__ __forceinline__ void fetch_rows(const AttendArgs& a, const Entry& e, const float* pool, float* stage, int width, int index,
+                                           int n, int own) {
+#pragma unroll
+    for (int c = 0; c < STAGE * D / 1024; ++c) {
+        const int i = threadIdx.x + 256 * c, row = i / (D / 4), d = i % (D / 4) * 4;
+        if (index + row < n && index + row != own) copy_async16(stage + row * width + d, pool + history_offset(a, e, index + row) + d);
     }
-    asm volatile("cp.async.commit_group;");
+    copy_async_commit();
 }
 
 __device__ __forceinline__ float2 rotate(float x0, float x1, float2 cs) {
     return make_float2(fma_(x0, cs.x, -(x1 * cs.y)), fma_(x1, cs.x, x0 * cs.y));
 }
 
-// A fused entry's own value row, where a stage starting at `first` holds its position.
-__device__ __forceinline__ void own_value(const AttendArgs& a, const Entry& e, float* stage, int first) {
-    const int row = (int)e.pos - first;
-    if (FUSED && row >= 0 && row < STAGE && threadIdx.x < D)
-        stage[row * D + threadIdx.x] = e.row[(a.heads + a.kv_heads + e.kv_head) * D + threadIdx.x];
+// q (rotated when FUSED) and, when FUSED, the rotated k into shared memory, one pair or quad a thread; `at` >= 0 also stores k and v
+// there in the pools. Returns, in the threads that own_value counts, a component of the value row.
+__device__ __forceinline__ float load_queries(const AttendArgs& a, const Entry& e, float* q, float* k_new, float2 cs, long long at) {
+    if (!FUSED) {
+#pragma unroll 1
+        for (int i = threadIdx.x; i < e.heads * D; i += 256) q[i] = e.row[e.head0 * D + i];
+        return 0.0f;
+    }
+    const float* k = e.row + (a.heads + e.kv_head) * D;
+    const int back = 255 - (int)threadIdx.x, head = threadIdx.x / (D / 2), pair = threadIdx.x % (D / 2);
+    const int first = a.adjacent ? 2 * pair : pair, second = a.adjacent ? 2 * pair + 1 : pair + D / 2;
+    const bool is_key = head == e.heads;
+    const float* x = is_key ? k : e.row + (e.head0 + head) * D;
+    const float value = back < D ? k[a.kv_heads * D + back] : 0.0f;
+    if (head <= e.heads) {
+        const float2 y = rotate(x[first], x[second], cs);
+        float* to = is_key ? k_new : q + head * D;
+        to[first] = y.x;
+        to[second] = y.y;
+        if (is_key && at >= 0) {
+            a.k_pool[at + first] = y.x;
+            a.k_pool[at + second] = y.y;
+        }
+    }
+    if (at >= 0 && back < D) a.v_pool[at + back] = value;
+    return value;
 }
 
-__device__ __forceinline__ void load_history(const float* __restrict__ from, float (&k)[D]) {
-#pragma unroll
-    for (int d = 0; d < D; d += 4) {
-        const float4 v = __ldcg(reinterpret_cast<const float4*>(from + d));
-        k[d] = v.x, k[d + 1] = v.y, k[d + 2] = v.z, k[d + 3] = v.w;
-    }
+// A fused entry's own value row, where the stage that starts at `index` holds it.
+__device__ __forceinline__ void own_value(float* stage, int index, int own, float value) {
+    const int row = own - index, back = 255 - (int)threadIdx.x;
+    if (row >= 0 && row < STAGE && back < D) stage[row * D + back] = value;
 }
 
 __device__ __forceinline__ void write_out(const AttendArgs& a, int token, int head, int d, float v) {
@@ -74,42 +108,40 @@ __device__ __forceinline__ void write_out(const AttendArgs& a, int token, int he
     if ((threadIdx.x & 31) == 0) a.oda[at / 32] = scale, a.osa[at / 32] = scale * (float)sum;
 }
 
-// q (rotated when FUSED) and, when FUSED, the rotated k into shared memory; `store` also writes k and v to the pools.
-__device__ __forceinline__ void load_queries(const AttendArgs& a, const Entry& e, float* q, float* k_new, bool store) {
-    const int kv_dim = a.kv_heads * D;
-    const float* k = e.row + a.heads * D + e.kv_head * D;
-    if (!FUSED) {
+// o = chain over up to 64 positions of a stage: 16 at a time, their loads ahead of the chain.
+__device__ __forceinline__ float weigh(const float* w, const float* v, int count, float o) {
 #pragma unroll 1
-        for (int i = threadIdx.x; i < e.heads * D; i += 256) q[i] = e.row[e.head0 * D + i];
-        return;
-    }
-    const size_t at = kv_offset(e.table, e.pos, a.layers, a.layer, kv_dim) + e.kv_head * D;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < (e.heads + 1) * (D / 2); i += 256) {
-        const int head = i / (D / 2), pair = i % (D / 2);
-        const int first = a.adjacent ? 2 * pair : pair, second = a.adjacent ? 2 * pair + 1 : pair + D / 2;
-        const bool is_key = head == e.heads;
-        const float* x = is_key ? k : e.row + (e.head0 + head) * D;
-        const float2 y = rotate(x[first], x[second], a.angles[(size_t)e.pos * (D / 2) + pair]);
-        float* to = is_key ? k_new : q + head * D;
-        to[first] = y.x;
-        to[second] = y.y;
-        if (is_key && store) {
-            a.k_pool[at + first] = y.x;
-            a.k_pool[at + second] = y.y;
+    for (int j = 0; j < count; j += 16) {
+        float x[16], y[16];
+#pragma unroll
+        for (int i = 0; i < 16; i += 4) {
+            const float4 w4 = *reinterpret_cast<const float4*>(w + j + i);
+            x[i] = w4.x, x[i + 1] = w4.y, x[i + 2] = w4.z, x[i + 3] = w4.w;
         }
+#pragma unroll
+        for (int i = 0; i < 16; ++i) y[i] = v[(j + i) * D];
+#pragma unroll
+        for (int i = 0; i < 16; ++i)
+            if (j + i < count) o = fma_(x[i], y[i], o);
     }
-    if (store)
-#pragma unroll 1
-        for (int i = threadIdx.x; i < D; i += 256) a.v_pool[at + i] = k[kv_dim + i];
+    return o;
+}
+
+// The score of a key in shared memory.
+__device__ __forceinline__ float score_shared(const float* q, const float* key, float scale) {
+    float k[D];
+    load_head(key, k);
+    return score(q, k, scale);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 1) attend_decode(AttendArgs a) {
     float* q = shared;
     float* k_new = q + HEADS * D;
     float* scores = k_new + D;
-    float* values = scores + HEADS * a.capacity;
-    __shared__ float maxima[HEADS][8], sums[HEADS][8];
+    float* keys = scores + HEADS * a.capacity;
+    float* values = keys + DEPTH * STAGE * KEY;
+    __shared__ float maxima[HEADS][2], sums[HEADS][8];
+    __shared__ u32 pages[PAGES];
     __shared__ int is_last;
     grid_launch_next();
     if (!FUSED) grid_wait();
@@ -122,116 +154,112 @@ extern "C" __global__ void __launch_bounds__(256, 1) attend_decode(AttendArgs a)
     if (split >= splits) return;
     e.row = a.qkv + (size_t)token * (a.heads * D + 2 * kv_dim);
     e.table = a.tables + (size_t)slot * a.table_stride;
+    e.pages = pages;
     e.kv_head = blockIdx.x / chunks;
     e.head0 = e.kv_head * group + chunk * HEADS;
     e.heads = min(HEADS, group - chunk * HEADS);
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const int lane = threadIdx.x & 31, half = (threadIdx.x >> 5) & 1;
+    const int key = threadIdx.x % STAGE, key_head = threadIdx.x / STAGE;
     const int my_head = threadIdx.x / D, my_d = threadIdx.x % D;
-    const bool computes = my_head < e.heads;
-
+    const bool scoring = key_head < e.heads, computes = my_head < e.heads;
+    float2 cs = make_float2(0.0f, 0.0f);
+    float value = 0.0f;
+#pragma unroll 1
     for (int s = split; s < segments; s += splits) {
         const int first = s * a.segment, last = min(first + a.segment - 1, (int)e.pos), n = last - first + 1;
-        const int stages = (n + STAGE - 1) / STAGE;
+        const int stages = (n + STAGE - 1) / STAGE, own = FUSED ? (int)e.pos - first : -1;
         if (s != split) __syncthreads();
+        load_pages(e, pages, first, last);
+        __syncthreads();
 #pragma unroll 1
-        for (int i = 0; i < STAGES; ++i) {
-            if (i < stages) fetch_values(a, e, values + i * STAGE * D, first + i * STAGE, last);
-            else asm volatile("cp.async.commit_group;");
-        }
-        int j = first + threadIdx.x;
-        float k[D];
-        if (j <= last && !(FUSED && j == (int)e.pos)) load_history(a.k_pool + history_offset(a, e, j), k);
+        for (int c = 0; c < DEPTH; ++c) fetch_rows(a, e, a.k_pool, keys + c * STAGE * KEY, KEY, c * STAGE, n, own);
+#pragma unroll 1
+        for (int c = 0; c < DEPTH; ++c) fetch_rows(a, e, a.v_pool, values + c * STAGE * D, D, c * STAGE, n, own);
+        // Keys and values that wait for room: to L2 at least.
+#pragma unroll 1
+        for (int later = threadIdx.x + DEPTH * STAGE; later < n; later += 256)
+#pragma unroll
+            for (int d = 0; d < D; d += 32) {
+                asm volatile("prefetch.global.L2 [%0];" ::"l"(a.k_pool + history_offset(a, e, later) + d));
+                asm volatile("prefetch.global.L2 [%0];" ::"l"(a.v_pool + history_offset(a, e, later) + d));
+            }
         if (s == split) {
-            if (FUSED) grid_wait();
-            load_queries(a, e, q, k_new, chunk == 0 && (segments - 1) % splits == split);
-        }
-#pragma unroll 1
-        for (int i = 0; i < min(STAGES, stages); ++i) own_value(a, e, values + i * STAGE * D, first + i * STAGE);
-        __syncthreads();
-        float highest[HEADS];
-#pragma unroll
-        for (int h = 0; h < HEADS; ++h) highest[h] = -3.402823466e38f;
-#pragma unroll 1
-        while (j <= last) {
-            if (FUSED && j == (int)e.pos) load_head(k_new, k);
-#pragma unroll 1
-            for (int h = 0; h < e.heads; ++h) {
-                const float x = score(q + h * D, k, a.scale);
-                scores[h * a.capacity + j - first] = x;
+            long long at = -1;
+            if (FUSED) {
+                const bool store = chunk == 0 && (segments - 1) % splits == split;
+                const size_t page = __ldcg(e.table + (e.pos >> 4));
+                if (store) at = ((page * a.layers + a.layer) * 16 + (e.pos & 15)) * kv_dim + e.kv_head * D;
+                cs = a.angles[(size_t)e.pos * (D / 2) + threadIdx.x % (D / 2)];
+                grid_wait();
             }
-            j += 256;
-            if (j <= last && !(FUSED && j == (int)e.pos)) load_history(a.k_pool + history_offset(a, e, j), k);
+            value = load_queries(a, e, q, k_new, cs, at);
         }
-        // Own scores only: no barrier. Heads past the last one repeat what shared memory holds and are not used.
+        if (FUSED)
 #pragma unroll 1
-        for (int i = threadIdx.x; i < n; i += 256)
-#pragma unroll
-            for (int h = 0; h < HEADS; ++h) highest[h] = fmaxf(highest[h], scores[h * a.capacity + i]);
-#pragma unroll
-        for (int h = 0; h < HEADS; ++h) highest[h] = max32(highest[h]);
-        if (lane == 0)
-#pragma unroll
-            for (int h = 0; h < HEADS; ++h) maxima[h][warp] = highest[h];
-        __syncthreads();
-        float part[HEADS];
-#pragma unroll
-        for (int h = 0; h < HEADS; ++h) {
-            highest[h] = maxima[h][0], part[h] = 0.0f;
-#pragma unroll
-            for (int i = 1; i < 8; ++i) highest[h] = fmaxf(highest[h], maxima[h][i]);
-        }
+            for (int c = 0; c < DEPTH; ++c) own_value(values + c * STAGE * D, c * STAGE, own, value);
+
+        float* x = scores + (scoring ? key_head : 0) * a.capacity;
+        float best = -3.402823466e38f;
 #pragma unroll 1
-        for (int i = threadIdx.x; i < n; i += 256)
-#pragma unroll
-            for (int h = 0; h < HEADS; ++h) {
-                const float w = exp_c(scores[h * a.capacity + i] - highest[h]);
-                scores[h * a.capacity + i] = w;
-                part[h] = part[h] + w;
+        for (int c = 0; c < stages; ++c) {
+            // Behind the first DEPTH keys lie as many values; behind a refilled stage only refills.
+            if (c < DEPTH) copy_async_wait<2 * DEPTH - 1>();
+            else copy_async_wait<DEPTH - 1>();
+            __syncthreads();
+            float* held = keys + (c % DEPTH) * STAGE * KEY;
+            const int i = c * STAGE + key;
+            if (scoring && i < n) {
+                x[i] = score_shared(q + key_head * D, i == own ? k_new : held + key * KEY, a.scale);
+                best = fmaxf(best, x[i]);
             }
+            const int next = (c + DEPTH) * STAGE;
+            if (next < n) __syncthreads();
+            fetch_rows(a, e, a.k_pool, held, KEY, next, n, own);
+        }
+        best = max32(best);
+        if (scoring && lane == 0) maxima[key_head][half] = best;
+        __syncthreads();
+        // Part t of the canonical sum holds positions t, t + 256, ...: this thread has parts key, key + 64, key + 128 and key + 192.
+        if (scoring) {
+            const float m = fmaxf(maxima[key_head][0], maxima[key_head][1]);
+            float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 1
+            for (int base = key; base < n; base += 256)
 #pragma unroll
-        for (int h = 0; h < HEADS; ++h) part[h] = tree32(part[h]);
-        if (lane == 0)
+                for (int u = 0; u < 4; ++u) {
+                    const int i = base + STAGE * u;
+                    if (i < n) {
+                        const float w = exp_c(x[i] - m);
+                        x[i] = w;
+                        part[u] = part[u] + w;
+                    }
+                }
 #pragma unroll
-            for (int h = 0; h < HEADS; ++h) sums[h][warp] = part[h];
+            for (int u = 0; u < 4; ++u) part[u] = tree32(part[u]);
+            if (lane == 0)
+#pragma unroll
+                for (int u = 0; u < 4; ++u) sums[key_head][2 * u + half] = part[u];
+        }
         // The barrier of the first stage follows.
 
         float o = 0.0f;
-        for (int stage = 0; stage < stages; ++stage) {
-            asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1));
+#pragma unroll 1
+        for (int c = 0; c < stages; ++c) {
+            copy_async_wait<DEPTH - 1>();
             __syncthreads();
-            const float* v = values + (stage % STAGES) * STAGE * D + my_d;
-            const float* w = scores + (computes ? my_head : 0) * a.capacity + stage * STAGE;
-            const int count = min(STAGE, n - stage * STAGE);
-            if (computes) {
-                int j = 0;
-#pragma unroll 1
-                for (; j + 16 <= count; j += 16) {
-#pragma unroll
-                    for (int i = 0; i < 16; i += 4) {
-                        const float4 w4 = *reinterpret_cast<const float4*>(w + j + i);
-                        o = fma_(w4.x, v[(j + i) * D], o);
-                        o = fma_(w4.y, v[(j + i + 1) * D], o);
-                        o = fma_(w4.z, v[(j + i + 2) * D], o);
-                        o = fma_(w4.w, v[(j + i + 3) * D], o);
-                    }
-                }
-#pragma unroll 1
-                for (; j < count; ++j) o = fma_(w[j], v[j * D], o);
-            }
-            const int next = stage + STAGES;
-            if (next < stages) {
+            float* held = values + (c % DEPTH) * STAGE * D;
+            const float* w = scores + (computes ? my_head : 0) * a.capacity + c * STAGE;
+            if (computes) o = weigh(w, held + my_d, min(STAGE, n - c * STAGE), o);
+            const int next = (c + DEPTH) * STAGE;
+            if (next < n) {
                 __syncthreads();
-                fetch_values(a, e, values + (next % STAGES) * STAGE * D, first + next * STAGE, last);
-                own_value(a, e, values + (next % STAGES) * STAGE * D, first + next * STAGE);
-            } else {
-                asm volatile("cp.async.commit_group;");
+                if (FUSED) own_value(held, next, own, value);
             }
+            fetch_rows(a, e, a.v_pool, held, D, next, n, own);
         }
         if (computes) {
             const float my_l = combine_parts(sums[my_head]);
-            float my_m = maxima[my_head][0];
-#pragma unroll
-            for (int i = 1; i < 8; ++i) my_m = fmaxf(my_m, maxima[my_head][i]);
+            const float my_m = fmaxf(maxima[my_head][0], maxima[my_head][1]);
             const int head = e.head0 + my_head;
             if (segments == 1) {
                 write_out(a, token, head, my_d, o * __fdiv_rn(1.0f, my_l));

@@ -44,12 +44,29 @@ __device__ __forceinline__ void grid_launch_next() {
 __device__ __forceinline__ void copy_async16(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
 }
-__device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ void copy_async4(void* to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until all but the last PENDING groups of this thread are there.
+template <int PENDING>
+__device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// What the first pair that this thread combines will be added to, asked for early.
+template <int BN>
+__device__ __forceinline__ float2 residual(const LinearArgs& a, int n0) {
+    const int r = threadIdx.x / (BN / 2), n = n0 + 2 * (threadIdx.x % (BN / 2));
+    const float* out = a.out + (size_t)r * a.out_stride + n;
+    const bool live = a.epilogue == EPILOGUE_ADD && r < a.rows;
+    return make_float2(live && n < a.n ? out[0] : 0.0f, live && n + 1 < a.n ? out[1] : 0.0f);
+}
 
 // The eight groups' sums in `parts` [8][16][PART] close into the tree; the epilogue takes pairs of outputs of one row. A block of 256
 // threads; with 64 outputs a warp holds one row's.
 template <int BN, int PART>
-__device__ __forceinline__ void combine_groups(const LinearArgs& a, const float* parts, int n0) {
+__device__ __forceinline__ void combine_groups(const LinearArgs& a, const float* parts, int n0, float2 before) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < a.rows * (BN / 2); i += 256) {
         const int r = i / (BN / 2), c = 2 * (i % (BN / 2)), n = n0 + c;
@@ -74,8 +91,9 @@ __device__ __forceinline__ void combine_groups(const LinearArgs& a, const float*
         if (a.epilogue == EPILOGUE_SWIGLU) {
             if (n < a.n) out[n / 2] = swiglu(y0, y1);
         } else {
-            if (n < a.n) out[n] = a.epilogue == EPILOGUE_ADD ? out[n] + y0 : y0;
-            if (n + 1 < a.n) out[n + 1] = a.epilogue == EPILOGUE_ADD ? out[n + 1] + y1 : y1;
+            const bool early = i == threadIdx.x, add = a.epilogue == EPILOGUE_ADD;
+            if (n < a.n) out[n] = add ? (early ? before.x : out[n]) + y0 : y0;
+            if (n + 1 < a.n) out[n + 1] = add ? (early ? before.y : out[n + 1]) + y1 : y1;
         }
     }
 }

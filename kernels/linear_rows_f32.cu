@@ -42,23 +42,25 @@ __device__ __forceinline__ void linear_rows(const LinearArgs& a) {
     const int slot = lane % OUTS, set = lane / OUTS;
     grid_launch_next();
     auto fetch_weights = [&](int tile) {
-#pragma unroll 4
-        for (int i = threadIdx.x; i < BN * pieces; i += 256) {
-            const int row = i / pieces, piece = i - row * pieces;
-            copy_async16(ws + row * w_stride + 16 * piece,
-                         static_cast<const i8*>(a.w) + ((size_t)min(tile * BN + row, a.n - 1) * pieces + piece) * 16);
+#pragma unroll
+        for (int row = g; row < BN; row += 8) {
+            const i8* from = static_cast<const i8*>(a.w) + (size_t)min(tile * BN + row, a.n - 1) * a.k * SIZE;
+#pragma unroll 2
+            for (int piece = lane; piece < pieces; piece += 32) copy_async16(ws + row * w_stride + 16 * piece, from + 16 * piece);
         }
     };
     fetch_weights(blockIdx.x);
     grid_wait();
     const int quads = (k1 - k0) / 4;
-#pragma unroll 4
-    for (int i = lane; i < a.rows * quads; i += 32) {
-        const int row = i / quads, k = k0 + 4 * (i - row * quads);
-        copy_async16(xs + row * x_stride + k, a.x + (size_t)row * a.x_stride + k);
-    }
+#pragma unroll 1
+    for (int row = 0; row < a.rows; ++row)
+#pragma unroll 2
+        for (int quad = lane; quad < quads; quad += 32)
+            copy_async16(xs + row * x_stride + k0 + 4 * quad, a.x + (size_t)row * a.x_stride + k0 + 4 * quad);
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        copy_async_wait();
+        const float2 before = residual<BN>(a, tile * BN);
+        copy_async_commit();
+        copy_async_wait<0>();
         __syncthreads();
         float acc[PER][RL];
 #pragma unroll
@@ -105,7 +107,7 @@ __device__ __forceinline__ void linear_rows(const LinearArgs& a) {
             for (int r = 0; r < RL; ++r) parts[(g * 16 + set + SETS * r) * PART + slot + OUTS * p] = acc[p][r];
         __syncthreads();
         if (tile + gridDim.x < tiles) fetch_weights(tile + gridDim.x);
-        combine_groups<BN, PART>(a, parts, tile * BN);
+        combine_groups<BN, PART>(a, parts, tile * BN, before);
     }
 }
 

@@ -5,7 +5,7 @@
 // Weights and their scales are constants: they are copied to shared memory before the wait for the predecessor, activations after it.
 // Within a block of 32 the tensor core sees the inputs in another order than memory holds them, the same for both operands (exact sums).
 // With oq the epilogue of gate and up quantises: a warp then holds the 32 outputs of one activation block.
-// Grid: ceil(n/(8*TILES)). Shared memory, dynamic: rows_q8_bytes of the launcher. KIND is a macro (block, with or without a minimum).
+// Grid: ceil(n/(8*TILES)), or fewer with two buffers. Shared memory, dynamic: rows_q8_bytes of the launcher. KIND is a macro (block, with or without a minimum).
 // Limits: k a multiple of 32 whose rows fit shared memory. Oracle: arith::linear_q8.
 #include "linear.cuh"
 
@@ -20,90 +20,143 @@ __device__ __forceinline__ void mma_s8(int (&c)[4], uint2 a0, uint2 a1, uint2 b)
                  : "r"(a0.x), "r"(a1.x), "r"(a0.y), "r"(a1.y), "r"(b.x), "r"(b.y));
 }
 
+// The scales of one tile: a lane holds those of block `lane` (+ 32 c) for a warp's TILES outputs g, g + 8, ...
 template <int TILES>
+struct Scales {
+    u16 d[TILES], m[TILES];
+    __device__ __forceinline__ void load(const LinearArgs& a, int n, int block, int blocks) {
+        if (block >= blocks) return;
+#pragma unroll
+        for (int t = 0; t < TILES; ++t) {
+            const size_t from = (size_t)min(n + 8 * t, a.n - 1) * blocks + block;
+            d[t] = __ldg(static_cast<const u16*>(a.scale) + from);
+            if (MINIMUM) m[t] = __ldg(static_cast<const u16*>(a.minimum) + from);
+        }
+    }
+    // dw and mw are [blocks][8 * TILES + 2] floats.
+    __device__ __forceinline__ void store(float* dw, float* mw, int g, int block, int blocks) const {
+        if (block >= blocks) return;
+#pragma unroll
+        for (int t = 0; t < TILES; ++t) {
+            dw[block * (8 * TILES + 2) + g + 8 * t] = half_to_float(d[t]);
+            if (MINIMUM) mw[block * (8 * TILES + 2) + g + 8 * t] = half_to_float(m[t]);
+        }
+    }
+};
+
+// BUFFERS 1: a block computes one tile and its sums take the weights' place. BUFFERS 2: blocks stride over tiles and fetch the next one
+// while they compute; k is at most 1024.
+template <int TILES, int BUFFERS>
 __device__ __forceinline__ void linear_rows(const LinearArgs& a) {
-    constexpr int BN = 8 * TILES, SCALES = BN + 2, PART = BN + 2;
+    constexpr int BN = 8 * TILES, SCALES = BN + 2, PART = BN + 2, PART_BYTES = 8 * ROWS * PART * 4;
     const int blocks = a.k / 32, stride = (a.k + 127) / 128 * 128 + 32, rows_stride = blocks | 1, pieces = a.k / 16;
-    const int n0 = blockIdx.x * BN, lane = threadIdx.x & 31, g = threadIdx.x >> 5;
-    constexpr int PART_BYTES = 8 * ROWS * PART * 4;
+    const int lane = threadIdx.x & 31, g = threadIdx.x >> 5, tiles = (a.n + BN - 1) / BN;
+    const int buffer_bytes = BUFFERS == 1 ? max(BN * stride, PART_BYTES) : BN * stride;
     unsigned char* xs = shared;                                              // [16][stride]
-    unsigned char* ws = xs + ROWS * stride;                                  // [BN][stride]
-    float* parts = reinterpret_cast<float*>(ws);                             // [8][16][PART], once the weights are used
-    float* dw = reinterpret_cast<float*>(ws + max(BN * stride, PART_BYTES));  // [blocks][SCALES]
+    unsigned char* ws = xs + ROWS * stride;                                  // [BUFFERS][BN][stride]
+    unsigned char* after = ws + BUFFERS * buffer_bytes;
+    float* parts = reinterpret_cast<float*>(BUFFERS == 1 ? ws : after);      // [8][16][PART]
+    float* dw = reinterpret_cast<float*>(BUFFERS == 1 ? after : after + PART_BYTES);  // [blocks][SCALES]
     float* mw = dw + blocks * SCALES;                                        // the same with a minimum
     float* da = mw + (MINIMUM ? blocks * SCALES : 0);                        // [16][rows_stride]
     float* sa = da + ROWS * rows_stride;                                     // the same with a minimum
-    grid_launch_next();
-#pragma unroll 4
-    for (int i = threadIdx.x; i < BN * pieces; i += 256) {
-        const int row = i / pieces, piece = i - row * pieces;
-        copy_async16(ws + row * stride + 16 * piece, static_cast<const i8*>(a.w) + (size_t)min(n0 + row, a.n - 1) * a.k + 16 * piece);
-    }
+    Scales<TILES> scales;
+    // A warp copies whole rows.
+    auto fetch_weights = [&](int tile, int buffer) {
+#pragma unroll 1
+        for (int t = 0; t < TILES; ++t) {
+            const int row = g + 8 * t;
+            const i8* from = static_cast<const i8*>(a.w) + (size_t)min(tile * BN + row, a.n - 1) * a.k;
+            unsigned char* to = ws + buffer * buffer_bytes + row * stride;
 #pragma unroll 2
-    for (int i = threadIdx.x; i < BN * blocks; i += 256) {
-        const int row = i / blocks, block = i - row * blocks;
-        const size_t from = (size_t)min(n0 + row, a.n - 1) * blocks + block;
-        dw[block * SCALES + row] = half_to_float(__ldg(static_cast<const u16*>(a.scale) + from));
-        if (MINIMUM) mw[block * SCALES + row] = half_to_float(__ldg(static_cast<const u16*>(a.minimum) + from));
+            for (int piece = lane; piece < pieces; piece += 32) copy_async16(to + 16 * piece, from + 16 * piece);
+        }
+        copy_async_commit();
+    };
+    grid_launch_next();
+    fetch_weights(blockIdx.x, 0);
+    scales.load(a, blockIdx.x * BN + g, lane, blocks);
+    scales.store(dw, mw, g, lane, blocks);
+#pragma unroll 1
+    for (int block = lane + 32; block < blocks; block += 32) {
+        scales.load(a, blockIdx.x * BN + g, block, blocks);
+        scales.store(dw, mw, g, block, blocks);
     }
     grid_wait();
-#pragma unroll 4
-    for (int i = threadIdx.x; i < a.rows * pieces; i += 256) {
-        const int row = i / pieces, piece = i - row * pieces;
-        copy_async16(xs + row * stride + 16 * piece, a.xq + (size_t)row * a.k + 16 * piece);
-    }
+    const float2 before = residual<BN>(a, blockIdx.x * BN);
+#pragma unroll 1
+    for (int row = g; row < a.rows; row += 8) {
 #pragma unroll 2
-    for (int i = threadIdx.x; i < a.rows * blocks; i += 256) {
-        const int row = i / blocks, block = i - row * blocks;
-        da[row * rows_stride + block] = a.da[i];
-        if (MINIMUM) sa[row * rows_stride + block] = a.sa[i];
+        for (int piece = lane; piece < pieces; piece += 32)
+            copy_async16(xs + row * stride + 16 * piece, a.xq + (size_t)row * a.k + 16 * piece);
+#pragma unroll 2
+        for (int block = lane; block < blocks; block += 32) {
+            copy_async4(da + row * rows_stride + block, a.da + row * blocks + block);
+            if (MINIMUM) copy_async4(sa + row * rows_stride + block, a.sa + row * blocks + block);
+        }
     }
-    copy_async_wait();
-    __syncthreads();
+    copy_async_commit();
 
     // Rows past the last one hold anything: no sum crosses rows, and they are not stored.
     const int row = lane >> 2, quad = lane & 3, per_group = (blocks + 7) / 8;
-    float acc[TILES][4];
-#pragma unroll
-    for (int t = 0; t < TILES; ++t)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) acc[t][e] = 0.0f;
+    int buffer = 0;
 #pragma unroll 1
-    for (int b = g * per_group; b < min(blocks, (g + 1) * per_group); ++b) {
-        const unsigned char* x = xs + row * stride + 32 * b + 8 * quad;
-        const uint2 a0 = *reinterpret_cast<const uint2*>(x), a1 = *reinterpret_cast<const uint2*>(x + 8 * stride);
-        const float d0 = da[row * rows_stride + b], d1 = da[(row + 8) * rows_stride + b];
-        float s0 = 0.0f, s1 = 0.0f;
-        if (MINIMUM) s0 = sa[row * rows_stride + b], s1 = sa[(row + 8) * rows_stride + b];
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const int next = tile + gridDim.x;
+        if (BUFFERS == 2 && next < tiles) {
+            fetch_weights(next, buffer ^ 1);
+            scales.load(a, next * BN + g, lane, blocks);
+            copy_async_wait<1>();
+        } else {
+            copy_async_wait<0>();
+        }
+        __syncthreads();
+        float acc[TILES][4];
 #pragma unroll
-        for (int t = 0; t < TILES; ++t) {
-            const uint2 w = *reinterpret_cast<const uint2*>(ws + (8 * t + row) * stride + 32 * b + 8 * quad);
-            const float2 d = *reinterpret_cast<const float2*>(dw + b * SCALES + 8 * t + 2 * quad);
-            int c[4] = {INT_BIAS, INT_BIAS, INT_BIAS, INT_BIAS};
-            mma_s8(c, a0, a1, w);
-            acc[t][0] = fma_(biased_to_float(c[0]), d.x * d0, acc[t][0]);
-            acc[t][1] = fma_(biased_to_float(c[1]), d.y * d0, acc[t][1]);
-            acc[t][2] = fma_(biased_to_float(c[2]), d.x * d1, acc[t][2]);
-            acc[t][3] = fma_(biased_to_float(c[3]), d.y * d1, acc[t][3]);
-            if (MINIMUM) {
-                const float2 m = *reinterpret_cast<const float2*>(mw + b * SCALES + 8 * t + 2 * quad);
-                acc[t][0] = fma_(m.x, s0, acc[t][0]);
-                acc[t][1] = fma_(m.y, s0, acc[t][1]);
-                acc[t][2] = fma_(m.x, s1, acc[t][2]);
-                acc[t][3] = fma_(m.y, s1, acc[t][3]);
+        for (int t = 0; t < TILES; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) acc[t][e] = 0.0f;
+#pragma unroll 1
+        for (int b = g * per_group; b < min(blocks, (g + 1) * per_group); ++b) {
+            const unsigned char* x = xs + row * stride + 32 * b + 8 * quad;
+            const uint2 a0 = *reinterpret_cast<const uint2*>(x), a1 = *reinterpret_cast<const uint2*>(x + 8 * stride);
+            const float d0 = da[row * rows_stride + b], d1 = da[(row + 8) * rows_stride + b];
+            float s0 = 0.0f, s1 = 0.0f;
+            if (MINIMUM) s0 = sa[row * rows_stride + b], s1 = sa[(row + 8) * rows_stride + b];
+#pragma unroll
+            for (int t = 0; t < TILES; ++t) {
+                const uint2 w =
+                    *reinterpret_cast<const uint2*>(ws + buffer * buffer_bytes + (8 * t + row) * stride + 32 * b + 8 * quad);
+                const float2 d = *reinterpret_cast<const float2*>(dw + b * SCALES + 8 * t + 2 * quad);
+                int c[4] = {INT_BIAS, INT_BIAS, INT_BIAS, INT_BIAS};
+                mma_s8(c, a0, a1, w);
+                acc[t][0] = fma_(biased_to_float(c[0]), d.x * d0, acc[t][0]);
+                acc[t][1] = fma_(biased_to_float(c[1]), d.y * d0, acc[t][1]);
+                acc[t][2] = fma_(biased_to_float(c[2]), d.x * d1, acc[t][2]);
+                acc[t][3] = fma_(biased_to_float(c[3]), d.y * d1, acc[t][3]);
+                if (MINIMUM) {
+                    const float2 m = *reinterpret_cast<const float2*>(mw + b * SCALES + 8 * t + 2 * quad);
+                    acc[t][0] = fma_(m.x, s0, acc[t][0]);
+                    acc[t][1] = fma_(m.y, s0, acc[t][1]);
+                    acc[t][2] = fma_(m.x, s1, acc[t][2]);
+                    acc[t][3] = fma_(m.y, s1, acc[t][3]);
+                }
             }
         }
-    }
-    __syncthreads();
+        if (BUFFERS == 1) __syncthreads();
 #pragma unroll
-    for (int t = 0; t < TILES; ++t) {
-        float* to = parts + (g * ROWS + row) * PART + 8 * t + 2 * quad;
-        *reinterpret_cast<float2*>(to) = make_float2(acc[t][0], acc[t][1]);
-        *reinterpret_cast<float2*>(to + 8 * PART) = make_float2(acc[t][2], acc[t][3]);
+        for (int t = 0; t < TILES; ++t) {
+            float* to = parts + (g * ROWS + row) * PART + 8 * t + 2 * quad;
+            *reinterpret_cast<float2*>(to) = make_float2(acc[t][0], acc[t][1]);
+            *reinterpret_cast<float2*>(to + 8 * PART) = make_float2(acc[t][2], acc[t][3]);
+        }
+        __syncthreads();
+        if (BUFFERS == 2 && next < tiles) scales.store(dw, mw, g, lane, blocks);
+        combine_groups<BN, PART>(a, parts, tile * BN, BUFFERS == 1 ? before : residual<BN>(a, tile * BN));
+        buffer ^= 1;
     }
-    __syncthreads();
-    combine_groups<BN, PART>(a, parts, n0);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 2) linear_rows_8(LinearArgs a) { linear_rows<1>(a); }
-extern "C" __global__ void __launch_bounds__(256, 2) linear_rows_64(LinearArgs a) { linear_rows<8>(a); }
+extern "C" __global__ void __launch_bounds__(256, 2) linear_rows_8(LinearArgs a) { linear_rows<1, 1>(a); }
+extern "C" __global__ void __launch_bounds__(256, 2) linear_rows_64(LinearArgs a) { linear_rows<8, 1>(a); }
+extern "C" __global__ void __launch_bounds__(256, 1) linear_rows_64_ahead(LinearArgs a) { linear_rows<8, 2>(a); }

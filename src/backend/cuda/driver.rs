@@ -244,6 +244,13 @@ impl Module {
                 shared as i32,
             )
             .map_err(failed(name))?;
+            // One division of shared memory and L1 for all: a multiprocessor drains before it changes it, between any two kernels.
+            result::function::set_function_attribute(
+                function,
+                A::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+                100,
+            )
+            .map_err(failed(name))?;
             Ok(Kernel { function, name: name.to_string(), shared, _module: Rc::clone(self) })
         }
     }

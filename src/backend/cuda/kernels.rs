@@ -191,7 +191,7 @@ pub struct Kernels {
     device: Rc<Device>,
     head_dim: usize,
     rows: BTreeMap<&'static str, Kernel>,
-    few: BTreeMap<(Kind, usize, usize), Kernel>,
+    few: BTreeMap<(Kind, FewRows), Kernel>,
     tile: BTreeMap<(Kind, usize), Kernel>,
     decode: [Kernel; 2],
     prefill: BTreeMap<(usize, usize), Kernel>,
@@ -205,28 +205,41 @@ const ROW_KERNELS: [&str; 9] =
 /// (query rows, heads) of the prefill attention tiles.
 const PREFILL_TILES: [(usize, usize); 3] = [(8, 4), (4, 4), (16, 1)];
 
-/// One instantiation of the decode linear kernels: outputs of a block, rows that it takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How blocks of the decode linear kernels take tiles of outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Tiles {
+    /// One each.
+    One,
+    /// One after the other, without a second buffer.
+    Strided,
+    /// One after the other, the next one fetched ahead.
+    Ahead,
+}
+
+/// One instantiation of the decode linear kernels: outputs of a tile, rows that it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct FewRows {
     outputs: usize,
     rows: usize,
+    tiles: Tiles,
 }
 
 impl FewRows {
-    fn kernel_name(self, kind: Kind) -> String {
-        if kind.is_block() {
-            format!("linear_rows_{}", self.outputs)
-        } else {
-            format!("linear_rows_{}_{}", self.outputs, self.rows)
+    fn kernel_name(self) -> String {
+        match self.tiles {
+            Tiles::One => format!("linear_rows_{}", self.outputs),
+            Tiles::Strided => format!("linear_rows_{}_{}", self.outputs, self.rows),
+            Tiles::Ahead => format!("linear_rows_{}_ahead", self.outputs),
         }
     }
 
     /// Dynamic shared memory, as the kernels lay it out.
     fn shared(self, kind: Kind, k: usize) -> usize {
-        let Self { outputs, rows } = self;
+        let Self { outputs, rows, tiles } = self;
         if kind.is_block() {
             let (stride, blocks) = (k.next_multiple_of(128) + 32, k / 32);
-            let weights = (outputs * stride).max(8 * rows * (outputs + 2) * 4);
+            let (held, sums) = (outputs * stride, 8 * rows * (outputs + 2) * 4);
+            let weights = if tiles == Tiles::Ahead { 2 * held + sums } else { held.max(sums) };
             let scales = 4 * (blocks * (outputs + 2) + rows * (blocks | 1));
             rows * stride + weights + scales * if kind == Kind::BlockMin { 2 } else { 1 }
         } else {
@@ -238,9 +251,13 @@ impl FewRows {
 
 /// Instantiations of a kind, the widest blocks first, then the fewest rows.
 fn few_rows_shapes(kind: Kind) -> Vec<FewRows> {
-    let (outputs, rows): ([usize; 2], &[usize]) =
-        if kind.is_block() { ([64, 8], &[16]) } else { ([32, 8], &[4, 8, 16]) };
-    outputs.iter().flat_map(|&outputs| rows.iter().map(move |&rows| FewRows { outputs, rows })).collect()
+    let block = |outputs, tiles| FewRows { outputs, rows: FEW_ROWS, tiles };
+    let strided = |outputs| [4, 8, FEW_ROWS].map(|rows| FewRows { outputs, rows, tiles: Tiles::Strided });
+    if kind.is_block() {
+        vec![block(64, Tiles::Ahead), block(64, Tiles::One), block(8, Tiles::One)]
+    } else {
+        [32, 8].into_iter().flat_map(strided).collect()
+    }
 }
 
 /// Blocks below which wide blocks would leave multiprocessors idle, in tenths of the multiprocessors, by kind: a block with scales
@@ -278,8 +295,8 @@ impl Kernels {
         for &kind in kinds {
             let module = load(Program::LinearRows(kind))?;
             for shape in few_rows_shapes(kind) {
-                let kernel = module.kernel(&shape.kernel_name(kind)).map_err(text)?;
-                few.insert((kind, shape.outputs, shape.rows), kernel);
+                let kernel = module.kernel(&shape.kernel_name()).map_err(text)?;
+                few.insert((kind, shape), kernel);
             }
             let module = load(Program::LinearTile(kind))?;
             if kind.is_block() {
@@ -422,11 +439,13 @@ impl Kernels {
     /// The instantiation for `rows` rows of `k` inputs and `n` outputs, if one can take them.
     fn few_rows(&self, kind: Kind, rows: usize, n: usize, k: usize) -> Option<FewRows> {
         let fits = |shape: &FewRows| {
-            let kernel = self.few.get(&(kind, shape.outputs, shape.rows));
+            let kernel = self.few.get(&(kind, *shape));
             rows <= shape.rows && kernel.is_some_and(|kernel| shape.shared(kind, k) <= kernel.shared as usize)
         };
-        let filled = |shape: &FewRows| {
-            shape.outputs == 8 || 10 * (n / shape.outputs) >= enough_tenths(kind) * self.device.multiprocessors as usize
+        let sms = self.device.multiprocessors as usize;
+        let filled = |shape: &FewRows| match shape.tiles {
+            Tiles::Ahead => n / shape.outputs >= 2 * sms && k <= 1024,
+            _ => shape.outputs == 8 || 10 * (n / shape.outputs) >= enough_tenths(kind) * sms,
         };
         few_rows_shapes(kind).into_iter().find(|shape| fits(shape) && filled(shape))
     }
@@ -469,14 +488,18 @@ impl Kernels {
         Self::check_quantised(NAME, kind, &args)?;
         let (rows, n, k) = (args.rows as usize, args.n as usize, args.k as usize);
         let chosen = self.few_rows(kind, rows, n, k);
-        let Some((shape, kernel)) = chosen.and_then(|s| Some((s, self.few.get(&(kind, s.outputs, s.rows))?))) else {
+        let Some((shape, kernel)) = chosen.and_then(|s| Some((s, self.few.get(&(kind, s))?))) else {
             return Err(LaunchError::Shape { kernel: NAME, reason: format!("{rows} rows of {k} inputs are too many") });
         };
         let gated = args.epilogue == Epilogue::Swiglu as i32 && self.quantises_swiglu(kind, rows, n, k);
         require(NAME, args.oq == 0 || gated, || "only gate and up in blocks of 64 can be quantised".into())?;
         let (tiles, shared) = (n.div_ceil(shape.outputs), shape.shared(kind, k));
-        let resident = (self.device.shared_bytes as usize / (shared + 1024)).clamp(1, 2);
-        let most = if kind.is_block() { tiles } else { self.device.multiprocessors as usize * resident };
+        let sms = self.device.multiprocessors as usize;
+        let most = match shape.tiles {
+            Tiles::One => tiles,
+            Tiles::Strided => sms * (self.device.shared_bytes as usize / (shared + 1024)).clamp(1, 2),
+            Tiles::Ahead => sms,
+        };
         let shape = LaunchShape { grid: (tiles.min(most) as u32, 1, 1), threads: 256, shared: shared as u32 };
         // SAFETY: one argument of the kernel's type; shapes are checked above.
         Ok(unsafe { self.device.launch(kernel, shape, Overlap::Early, params![args]) }?)
@@ -508,13 +531,24 @@ impl Kernels {
         let AttendArgs { heads, kv_heads, segment, capacity, .. } = *args;
         let grouped = heads > 0 && kv_heads > 0 && heads % kv_heads == 0;
         require(kernel, grouped, || format!("{heads} heads over {kv_heads} KV heads"))?;
-        let fits = segment > 0 && segment % 256 == 0 && capacity > 0 && capacity <= segment && capacity % 64 == 0;
+        let fits = segment > 0
+            && segment % 256 == 0
+            && segment <= 1024
+            && capacity > 0
+            && capacity <= segment
+            && capacity % 64 == 0;
         require(kernel, fits, || format!("segment {segment}, capacity {capacity}"))
     }
 
     /// Query heads that one block of the decode kernel takes.
     fn decode_heads(&self) -> usize {
         if self.head_dim <= 64 { 4 } else { 2 }
+    }
+
+    /// Stages of keys and of values that a block of the decode kernel holds: DEPTH of attention_decode.cu.
+    fn decode_depth(&self) -> usize {
+        let few = if self.head_dim <= 64 { 2 } else { 1 };
+        if self.device.shared_bytes < 160 << 10 { few } else { 2 * few }
     }
 
     /// Blocks in x of the decode kernel: counters an entry.
@@ -539,8 +573,7 @@ impl Kernels {
             format!("{entries} entries, {splits} splits of {} segments", args.max_segments)
         })?;
         let (heads, d) = (self.decode_heads(), self.head_dim);
-        let stages = if d <= 64 { 4 } else { 2 };
-        let shared = 4 * (heads * d + d + heads * args.capacity as usize + stages * 64 * d);
+        let shared = 4 * (heads * d + d + heads * args.capacity as usize + self.decode_depth() * 64 * (2 * d + 4));
         let columns = self.decode_columns(args.heads as usize, args.kv_heads as usize);
         let kernel = &self.decode[usize::from(fused)];
         require(NAME, shared <= kernel.shared as usize, || format!("{shared} bytes of shared memory"))?;

@@ -108,7 +108,9 @@ impl Case {
 
     /// Makes the case wide enough for the widest blocks, gate and up as whole activation blocks.
     fn widen(&mut self, dice: &mut Dice, kind: Kind) {
-        (self.epilogue, self.n) = (Epilogue::Swiglu, 64 * dice.between(54, 70));
+        let many = dice.below(3) == 0;
+        let n = if many { 64 * dice.between(270, 280) + 6 } else { 64 * dice.between(54, 70) };
+        (self.epilogue, self.n) = (Epilogue::Swiglu, n);
         (self.k, self.gather) = (32 * dice.pick(&[1, 3, 9]), None);
         self.norm = self.norm.as_ref().map(|_| dice.values(self.k));
         self.x = dice.values(self.rows * self.k);
