@@ -54,12 +54,12 @@ __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// What the first pair that this thread combines will be added to, asked for early.
+// What the first pair that this thread combines will be added to, asked for early in narrow tiles (those of the residual stream).
 template <int BN>
 __device__ __forceinline__ float2 residual(const LinearArgs& a, int n0) {
     const int r = threadIdx.x / (BN / 2), n = n0 + 2 * (threadIdx.x % (BN / 2));
     const float* out = a.out + (size_t)r * a.out_stride + n;
-    const bool live = a.epilogue == EPILOGUE_ADD && r < a.rows;
+    const bool live = BN == 8 && a.epilogue == EPILOGUE_ADD && r < a.rows;
     return make_float2(live && n < a.n ? out[0] : 0.0f, live && n + 1 < a.n ? out[1] : 0.0f);
 }
 
@@ -91,7 +91,7 @@ __device__ __forceinline__ void combine_groups(const LinearArgs& a, const float*
         if (a.epilogue == EPILOGUE_SWIGLU) {
             if (n < a.n) out[n / 2] = swiglu(y0, y1);
         } else {
-            const bool early = i == threadIdx.x, add = a.epilogue == EPILOGUE_ADD;
+            const bool early = BN == 8 && i == threadIdx.x, add = a.epilogue == EPILOGUE_ADD;
             if (n < a.n) out[n] = add ? (early ? before.x : out[n]) + y0 : y0;
             if (n + 1 < a.n) out[n + 1] = add ? (early ? before.y : out[n + 1]) + y1 : y1;
         }

@@ -68,43 +68,47 @@ extern "C" __global__ void embed_block(const u32* __restrict__ tok_id, const i8*
     }
 }
 
-#define NORM_HELD 4  // values of a thread that stay in registers; further ones are read again
+#define NORM_HELD 1024  // values and weights of a row that stay in shared memory, each read by the thread that put it there
 
-// One block of 256 threads: 1/sqrt(mean(x^2) + eps) of a row of n in the order of arith::rms_norm; `held` keeps the first values.
-__device__ __forceinline__ float rms_scale(const float* __restrict__ x, int n, float eps, const float (&held)[NORM_HELD]) {
-    __shared__ float sums[8];
-    float part = 0.0f;
-#pragma unroll
-    for (int c = 0; c < NORM_HELD; ++c)
-        if (threadIdx.x + 256 * c < n) part = fma_(held[c], held[c], part);
-    for (int i = threadIdx.x + 256 * NORM_HELD; i < n; i += 256) {
-        const float v = x[i];
-        part = fma_(v, v, part);
-    }
-    part = tree32(part);
-    if ((threadIdx.x & 31) == 0) sums[threadIdx.x >> 5] = part;
-    __syncthreads();
-    const float mean = __fdiv_rn(combine_parts(sums), (float)n);
-    return __fdiv_rn(1.0f, __fsqrt_rn(mean + eps));
-}
-
-// Calls f(index, value) for every component of this thread, normalised unless w is null; warps stay whole.
+// Calls f(index, value) for every component of this thread, normalised unless w is null; warps stay whole. r = 1/sqrt(mean(x^2) + eps)
+// in the order of arith::rms_norm. One copy of f: code that runs once waits for its instructions.
 template <typename F>
 __device__ __forceinline__ void normalised(const float* __restrict__ x, const u32* __restrict__ gather, const float* __restrict__ w,
                                            int n, float eps, F f) {
-    float held[NORM_HELD], weight[NORM_HELD];
+    __shared__ float values[NORM_HELD], weights[NORM_HELD], sums[8];
     grid_launch_next();
+    if (w)
 #pragma unroll
-    for (int c = 0; c < NORM_HELD; ++c) weight[c] = w && threadIdx.x + 256 * c < n ? w[threadIdx.x + 256 * c] : 1.0f;
+        for (int c = 0; c < NORM_HELD; c += 256)
+            if (threadIdx.x + c < n) weights[threadIdx.x + c] = w[threadIdx.x + c];
     grid_wait();
     const float* from = x + (size_t)(gather ? gather[blockIdx.x] : blockIdx.x) * n;
+    float held[NORM_HELD / 256], part = 0.0f, r = 1.0f;
 #pragma unroll
-    for (int c = 0; c < NORM_HELD; ++c) held[c] = threadIdx.x + 256 * c < n ? from[threadIdx.x + 256 * c] : 0.0f;
-    const float r = w ? rms_scale(from, n, eps, held) : 1.0f;
+    for (int c = 0; c < NORM_HELD / 256; ++c) held[c] = threadIdx.x + 256 * c < n ? from[threadIdx.x + 256 * c] : 0.0f;
 #pragma unroll
-    for (int c = 0; c < NORM_HELD; ++c)
-        if (threadIdx.x + 256 * c < n) f(threadIdx.x + 256 * c, w ? (held[c] * r) * weight[c] : held[c]);
-    for (int i = threadIdx.x + 256 * NORM_HELD; i < n; i += 256) f(i, w ? (from[i] * r) * w[i] : from[i]);
+    for (int c = 0; c < NORM_HELD / 256; ++c) {
+        if (threadIdx.x + 256 * c < n) part = fma_(held[c], held[c], part);
+        values[threadIdx.x + 256 * c] = held[c];
+    }
+    if (w) {
+#pragma unroll 1
+        for (int i = threadIdx.x + NORM_HELD; i < n; i += 256) {
+            const float v = from[i];
+            part = fma_(v, v, part);
+        }
+        part = tree32(part);
+        if ((threadIdx.x & 31) == 0) sums[threadIdx.x >> 5] = part;
+        __syncthreads();
+        r = __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(combine_parts(sums), (float)n) + eps));
+    }
+#pragma unroll 1
+    for (int i = threadIdx.x; i < n; i += 256) {
+        const bool near = i < NORM_HELD;
+        float v = near ? values[i] : from[i];
+        if (w) v = (v * r) * (near ? weights[i] : w[i]);
+        f(i, v);
+    }
 }
 
 // Rows gathered through `gather` when it is not null.
