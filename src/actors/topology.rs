@@ -35,6 +35,8 @@ pub struct EngineConfig {
     pub max_queue: usize,
     /// Prompt tokens per prefill plan (`prefill.token_budget`).
     pub token_budget: usize,
+    /// Step time that the budget adapts to (`prefill.step_time_target_us`); absent is off.
+    pub step_time_target: Option<Duration>,
     /// Prompt tokens per request and plan (`prefill.chunk_cap`); absent is off.
     pub chunk_cap: Option<usize>,
     /// Requests per prefill plan (`prefill.max_requests`).
@@ -292,6 +294,7 @@ fn planner_config(config: &EngineConfig, facts: &Facts) -> PlannerConfig {
     PlannerConfig {
         slots: config.max_batch,
         token_budget: config.token_budget,
+        step_time_target: config.step_time_target,
         chunk_cap: config.chunk_cap.unwrap_or(usize::MAX),
         max_requests: if config.packing { config.prefill_max_requests } else { 1 },
         max_step_tokens: facts.max_step_tokens,

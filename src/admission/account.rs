@@ -117,6 +117,8 @@ pub struct StepCounters {
     pub decode_sizes: SizeCounts,
     /// Steps with prefill rows by their prompt tokens.
     pub prefill_sizes: SizeCounts,
+    /// Prompt tokens that the next step may hold.
+    pub prefill_budget_tokens: u32,
     /// Prefill slices.
     pub prefill_chunks: u64,
     /// Prompt tokens computed.

@@ -20,6 +20,7 @@ pub use keys::ApiKeys;
 pub use origins::Origins;
 
 use crate::actors::topology::EngineConfig;
+use crate::backend::AttentionVariant;
 use crate::model::{Geometry, MatrixFormat, Profile};
 
 /// Everything that can be set.
@@ -58,15 +59,13 @@ pub struct ModelConfig {
     pub profile: Profile,
     /// Block format of synthetic weights in profile q8.
     pub block: MatrixFormat,
-    /// How to read the file.
-    pub load_format: LoadFormat,
     /// Seed of synthetic weights.
     pub seed: u64,
     /// Shape of a synthetic model.
     pub geometry: Geometry,
 }
 
-/// `model.path`.
+/// `model.path`, as `model.load_format` reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelPath {
     /// The default model, fetched when absent.
@@ -75,15 +74,6 @@ pub enum ModelPath {
     Synthetic,
     /// A file.
     File(PathBuf),
-}
-
-/// `model.load_format`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LoadFormat {
-    /// By what the path is.
-    Auto,
-    /// A GGUF file.
-    Gguf,
 }
 
 /// `prefill.*`.
@@ -97,17 +87,8 @@ pub struct PrefillConfig {
     pub chunk_cap: Option<usize>,
     /// Requests per plan.
     pub max_requests: usize,
-    /// Step time that the budget adapts to, µs.
-    pub step_time_target_us: Option<usize>,
-}
-
-/// `attention.variant`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AttentionVariant {
-    /// The fastest canonical kernel.
-    Auto,
-    /// The plainest canonical kernel.
-    Reference,
+    /// Step time that the budget adapts to.
+    pub step_time_target: Option<Duration>,
 }
 
 /// `graphs.*`; without meaning on the CPU.
@@ -348,6 +329,7 @@ impl Config {
             max_batch: self.limits.max_batch,
             max_queue: self.limits.max_queue,
             token_budget: self.prefill.token_budget,
+            step_time_target: self.prefill.step_time_target,
             chunk_cap: self.prefill.chunk_cap,
             prefill_max_requests: self.prefill.max_requests,
             packing: self.prefill.packing,

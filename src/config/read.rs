@@ -7,9 +7,10 @@ use super::fields::Fields;
 use super::keys::api_keys;
 use super::origins::origins;
 use super::{
-    AttentionVariant, BackendChoice, Config, ExecutorConfig, GraphsConfig, IsaChoice, KvConfig, LimitsConfig,
-    LoadFormat, LogFormat, LogLevel, ModelConfig, ModelPath, PrefillConfig, ServerConfig, TelemetryConfig, TlsFiles,
+    BackendChoice, Config, ExecutorConfig, GraphsConfig, IsaChoice, KvConfig, LimitsConfig, LogFormat, LogLevel,
+    ModelConfig, ModelPath, PrefillConfig, ServerConfig, TelemetryConfig, TlsFiles,
 };
+use crate::backend::AttentionVariant;
 use crate::model::{Geometry, MatrixFormat, Profile, RopePairing};
 
 /// Positions per page that every kernel is written for.
@@ -43,19 +44,40 @@ fn model(f: &mut Fields) -> ModelConfig {
     }
     ModelConfig {
         id,
-        source: match f.text("model.path", "").as_str() {
-            "" => ModelPath::Default,
-            "synthetic" => ModelPath::Synthetic,
-            path => ModelPath::File(path.into()),
-        },
+        source: source(f),
         profile: f.choice("model.profile", &[("q8", Profile::Q8), ("f32", Profile::F32), ("int8", Profile::Int8)]),
         block: f.choice(
             "model.block",
             &[("q8_0", MatrixFormat::Q8_0), ("q4_0", MatrixFormat::Q4_0), ("q4_1", MatrixFormat::Q4_1)],
         ),
-        load_format: f.choice("model.load_format", &[("auto", LoadFormat::Auto), ("gguf", LoadFormat::Gguf)]),
         seed: f.integer("model.seed", 0, 0..=i64::MAX).unsigned_abs(),
         geometry: geometry(f),
+    }
+}
+
+/// How `model.path` is read.
+#[derive(Clone, Copy)]
+enum LoadFormat {
+    /// By what the path is.
+    Auto,
+    /// A GGUF file, whatever its name.
+    Gguf,
+    /// Seeded random weights.
+    Synthetic,
+}
+
+fn source(f: &mut Fields) -> ModelPath {
+    let path = f.text("model.path", "");
+    let formats = [("auto", LoadFormat::Auto), ("gguf", LoadFormat::Gguf), ("synthetic", LoadFormat::Synthetic)];
+    match (f.choice("model.load_format", &formats), path.as_str()) {
+        (LoadFormat::Auto, "synthetic") | (LoadFormat::Synthetic, "" | "synthetic") => ModelPath::Synthetic,
+        (LoadFormat::Synthetic, path) => {
+            let text = "model.load_format is \"synthetic\", which reads no file";
+            f.reject("model.load_format", format!("{text}: leave model.path empty or write \"gguf\" to read {path}"));
+            ModelPath::Synthetic
+        }
+        (LoadFormat::Auto | LoadFormat::Gguf, "") => ModelPath::Default,
+        (LoadFormat::Auto | LoadFormat::Gguf, path) => ModelPath::File(path.into()),
     }
 }
 
@@ -85,7 +107,9 @@ fn prefill(f: &mut Fields) -> PrefillConfig {
         token_budget: f.size("prefill.token_budget", 1_024, 1..=65_536),
         chunk_cap: f.size_or_off("prefill.chunk_cap", 1..=65_536),
         max_requests: f.size("prefill.max_requests", 64, 1..=4_096),
-        step_time_target_us: f.choice("prefill.step_time_target_us", &[("off", None)]),
+        step_time_target: f
+            .size_or_off("prefill.step_time_target_us", 100..=10_000_000)
+            .map(|us| Duration::from_micros(us as u64)),
     }
 }
 

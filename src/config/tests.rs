@@ -104,6 +104,25 @@ fn an_override_wins_over_the_file_and_quotes_are_optional() {
 }
 
 #[test]
+fn the_load_format_decides_how_the_path_is_read() {
+    let source = |path: &str, format: &str| {
+        let text = format!("[model]\npath = \"{path}\"\nload_format = \"{format}\"\n");
+        Config::parse("t", &text, &[]).map(|config| config.model.source)
+    };
+    let file = |name: &str| Ok(ModelPath::File(name.into()));
+    assert_eq!(source("", "auto"), Ok(ModelPath::Default));
+    assert_eq!(source("synthetic", "auto"), Ok(ModelPath::Synthetic));
+    assert_eq!(source("a.gguf", "auto"), file("a.gguf"));
+    assert_eq!(source("", "gguf"), Ok(ModelPath::Default));
+    assert_eq!(source("synthetic", "gguf"), file("synthetic"), "a file may have any name");
+    assert_eq!(source("", "synthetic"), Ok(ModelPath::Synthetic));
+    let error = source("a.gguf", "synthetic").expect_err("a file for a synthetic model").to_string();
+    assert!(error.contains("line 3: model.load_format is \"synthetic\", which reads no file"), "{error}");
+    let error = source("", "safetensors").expect_err("unknown").to_string();
+    assert!(error.contains("must be \"auto\" or \"gguf\" or \"synthetic\", not \"safetensors\""), "{error}");
+}
+
+#[test]
 fn values_that_contradict_each_other_are_refused() {
     let found = problems("[prefill]\ntoken_budget = 64\nchunk_cap = 128\n[model.geometry]\nheads = 5\n", &[]);
     assert_eq!(found.len(), 2, "{found:?}");

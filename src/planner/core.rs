@@ -6,7 +6,9 @@
 //! full, for then later arrivals could not join it anyway.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
+use super::budget::TokenBudget;
 use super::counters::{RowInFlight, count};
 use super::resident::{Cause, Resident, RowEnd, Sequence};
 use crate::admission::{Dialect, Ended, Outcome, RequestId, StepCounters};
@@ -18,8 +20,10 @@ use crate::pages::PageLease;
 pub struct PlannerConfig {
     /// Resident sequences at most.
     pub slots: usize,
-    /// Prompt tokens per step.
+    /// Prompt tokens per step at most.
     pub token_budget: usize,
+    /// Step time that the budget adapts to; absent keeps it at `token_budget`.
+    pub step_time_target: Option<Duration>,
     /// Prompt tokens per request and step; `usize::MAX` is off.
     pub chunk_cap: usize,
     /// Requests with prompt tokens per step; 1 is packing off.
@@ -69,6 +73,7 @@ struct StepInFlight {
 #[derive(Debug)]
 pub struct Planner {
     config: PlannerConfig,
+    budget: TokenBudget,
     residents: BTreeMap<RequestId, Resident>,
     prefill: VecDeque<RequestId>,
     free_slots: Vec<u32>,
@@ -82,14 +87,17 @@ impl Planner {
     /// An empty resident set.
     pub fn new(config: PlannerConfig) -> Self {
         let free_slots = (0..config.slots as u32).rev().collect();
+        let budget = TokenBudget::new(config.token_budget, config.step_time_target);
+        let counters = StepCounters { prefill_budget_tokens: as_count(budget.tokens()), ..StepCounters::default() };
         Self {
             config,
+            budget,
             residents: BTreeMap::new(),
             prefill: VecDeque::new(),
             free_slots,
             in_flight: VecDeque::new(),
             last_step: 0,
-            counters: StepCounters::default(),
+            counters,
             dead: false,
         }
     }
@@ -141,7 +149,10 @@ impl Planner {
                 self.prefill.retain(|&id| id != request);
             }
         }
+        let prompt: u32 = step.rows.iter().map(|row| row.prompt).sum();
+        self.budget.observe(prompt as usize, retired.timing.device_us);
         count(&mut self.counters, &step.rows, &retired.timing);
+        self.counters.prefill_budget_tokens = as_count(self.budget.tokens());
     }
 
     /// The next step, when one is due.
@@ -219,7 +230,7 @@ impl Planner {
             return true;
         }
         let slices = self.prefill.iter().filter_map(|id| self.residents.get(id)).map(|r| self.slice_cap(r));
-        slices.sum::<usize>() >= self.config.token_budget
+        slices.sum::<usize>() >= self.budget.tokens()
     }
 
     fn slice_cap(&self, resident: &Resident) -> usize {
@@ -236,7 +247,7 @@ impl Planner {
     /// One slice per request from the front of the queue; who is not done goes to the back.
     fn plan_prefill(&mut self, planned: &mut PlannedStep) {
         let room = self.config.max_step_tokens.saturating_sub(planned.step.rows.len());
-        let mut budget = self.config.token_budget.min(room);
+        let mut budget = self.budget.tokens().min(room);
         for _ in 0..self.prefill.len().min(self.config.max_requests) {
             if budget == 0 {
                 break;
@@ -253,4 +264,8 @@ impl Planner {
             }
         }
     }
+}
+
+fn as_count(tokens: usize) -> u32 {
+    u32::try_from(tokens).unwrap_or(u32::MAX)
 }

@@ -5,6 +5,7 @@
 //! `STEPS_IN_FLIGHT` are. The planner is the only judge of ends: the first one it is told wins, and an ended sequence enters no
 //! further plan (I6). It leaves when the last step that contains it has retired (rule 5).
 
+mod budget;
 mod core;
 mod counters;
 mod resident;
@@ -13,5 +14,6 @@ pub(crate) mod seeded;
 #[cfg(test)]
 mod tests;
 
+pub use budget::{BUDGET_FLOOR, TokenBudget};
 pub use core::{Departure, PlannedStep, Planner, PlannerConfig, Retired};
 pub use resident::{Cause, RowEnd, Sequence};

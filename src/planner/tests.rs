@@ -14,7 +14,14 @@ const LIMITS: Limits =
     Limits { context: 4096, max_prompt_tokens: 4096, max_new_tokens: 4096, vocab: 100, pages: 512, page_tokens: 16 };
 
 fn config() -> PlannerConfig {
-    PlannerConfig { slots: 8, token_budget: 64, chunk_cap: usize::MAX, max_requests: 8, max_step_tokens: 1024 }
+    PlannerConfig {
+        slots: 8,
+        token_budget: 64,
+        step_time_target: None,
+        chunk_cap: usize::MAX,
+        max_requests: 8,
+        max_step_tokens: 1024,
+    }
 }
 
 fn sequence(id: u64, prompt: usize, max_new_tokens: usize) -> Sequence {
@@ -94,6 +101,25 @@ fn without_packing_a_plan_has_one_prompt() {
     let mut planner = with_prompts(PlannerConfig { max_requests: 1, ..config() }, &[8, 8], 4);
     assert_eq!(shape(&planner.plan().unwrap()).0, [(1, 0, 8)]);
     assert_eq!(shape(&planner.plan().unwrap()), (vec![(2, 0, 8)], vec![1]));
+}
+
+#[test]
+fn a_step_over_its_target_makes_the_next_plan_shorter() {
+    let target = Some(Duration::from_micros(1_000));
+    let config = PlannerConfig { token_budget: 400, step_time_target: target, ..config() };
+    let mut planner = with_prompts(config, &[2_000], 4);
+    assert_eq!(shape(&planner.plan().unwrap()).0, [(1, 0, 400)]);
+    let took = |step, device_us| Retired {
+        timing: StepTiming { device_us, ..StepTiming::default() },
+        ..retired(step, &[])
+    };
+    assert_eq!(shape(&planner.plan().unwrap()).0, [(1, 400, 400)], "a full plan may look ahead");
+    planner.retire(&took(1, 4_000.0));
+    assert_eq!(planner.counters().prefill_budget_tokens, 100);
+    assert_eq!(shape(&planner.plan().unwrap()).0, [(1, 800, 100)]);
+    planner.retire(&took(2, 4_000.0));
+    planner.retire(&took(3, 100.0));
+    assert_eq!(shape(&planner.plan().unwrap()).0, [(1, 900, 113)], "a quick one lets it grow");
 }
 
 #[test]

@@ -36,6 +36,7 @@ struct Series {
     running: Gauge,
     waiting: Gauge,
     prefilling: Gauge,
+    prefill_budget: Gauge,
     queue_peak: Gauge,
     pages_used: Gauge,
     pages_total: Gauge,
@@ -84,6 +85,7 @@ impl Series {
             running: gauge(names::RUNNING),
             waiting: gauge(names::WAITING),
             prefilling: gauge(names::PREFILLING),
+            prefill_budget: gauge(names::PREFILL_BUDGET),
             queue_peak: gauge(names::QUEUE_PEAK),
             pages_used: gauge(names::PAGES_USED),
             pages_total: gauge(names::PAGES_TOTAL),
@@ -128,6 +130,7 @@ impl Series {
         self.running.set(account.resident);
         self.waiting.set(account.waiting);
         self.prefilling.set(account.prefilling);
+        self.prefill_budget.set(account.steps.prefill_budget_tokens);
         self.pages_used.set(account.kv_pages_used);
         self.pages_total.set(account.kv_pages_total);
         self.pages_peak.set(account.kv_pages_peak);

@@ -82,6 +82,13 @@ pub const WAITING: Metric = gauge(
 /// Residents in prefill.
 pub const PREFILLING: Metric =
     gauge("crucible_prefilling_requests", Unit::Count, "Resident requests whose prompt is not complete.", None);
+/// Prompt tokens that the next step may hold.
+pub const PREFILL_BUDGET: Metric = gauge(
+    "crucible_prefill_budget_tokens",
+    Unit::Count,
+    "Prompt tokens that the next step may hold; follows the step times when prefill.step_time_target_us is set.",
+    None,
+);
 /// Most waiting at once.
 pub const QUEUE_PEAK: Metric =
     gauge("crucible_queue_peak_requests", Unit::Count, "Most queue permits held at once since the start.", None);
@@ -241,6 +248,7 @@ pub const ALL: &[Metric] = &[
     RUNNING,
     WAITING,
     PREFILLING,
+    PREFILL_BUDGET,
     QUEUE_PEAK,
     PAGES_USED,
     PAGES_TOTAL,

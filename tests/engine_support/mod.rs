@@ -20,6 +20,7 @@ pub fn config() -> EngineConfig {
         max_batch: 16,
         max_queue: 64,
         token_budget: 1024,
+        step_time_target: None,
         chunk_cap: None,
         prefill_max_requests: 64,
         packing: true,

@@ -118,10 +118,11 @@ impl World {
         let (pages, slots) = (12 + random.below(40), 1 + random.below(6));
         let planner = PlannerConfig {
             slots,
-            token_budget: 1 + random.below(64),
+            token_budget: 1 + random.below(120),
+            step_time_target: [None, Some(Duration::from_micros(300))][random.below(2)],
             chunk_cap: [7, 16, usize::MAX][random.below(3)],
             max_requests: [1, 2, 64][random.below(3)],
-            max_step_tokens: 64,
+            max_step_tokens: 128,
         };
         let limits = Limits {
             context: CONTEXT,

@@ -26,6 +26,11 @@ pub struct PlannerActor {
 
 impl Actor for PlannerActor {
     type Context = Context<Self>;
+
+    /// The account shows the budget from the start.
+    fn started(&mut self, _: &mut Self::Context) {
+        self.let_go();
+    }
 }
 
 impl PlannerActor {

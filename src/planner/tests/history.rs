@@ -51,6 +51,7 @@ impl History {
         let config = PlannerConfig {
             slots: 1 + random.below(8),
             token_budget: 1 + random.below(80),
+            step_time_target: None,
             chunk_cap: [1, 7, 16, 37, usize::MAX][random.below(5)],
             max_requests: [1, 2, 3, 64][random.below(4)],
             max_step_tokens: 9 + random.below(90),
