@@ -60,6 +60,26 @@ impl Facts {
     }
 }
 
+/// Which attention kernel computes (`attention.variant`); all give the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum AttentionVariant {
+    /// The fastest that the backend has.
+    #[default]
+    Auto,
+    /// The plainest: on the CPU the scalar one, whatever the instruction set of the other kernels.
+    Reference,
+}
+
+impl AttentionVariant {
+    /// As the configuration and /health name it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            AttentionVariant::Auto => "auto",
+            AttentionVariant::Reference => "reference",
+        }
+    }
+}
+
 /// How the executor learns that a step has finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completion {

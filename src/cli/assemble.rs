@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::actors::topology::Engine;
 use crate::backend::cpu::{CpuBackend, CpuConfig, Isa};
 use crate::backend::cuda::{self, CudaBackend, CudaConfig, GraphLimits, PoolSize};
-use crate::backend::{Backend, BackendFactory};
+use crate::backend::{AttentionVariant, Backend, BackendError, BackendFactory};
 use crate::config::{BackendChoice, Config, IsaChoice, ModelPath};
 use crate::model::load::{self, LoadedModel, ModelSource};
 use crate::model::pull::{self, Progress};
@@ -65,6 +65,7 @@ pub fn assemble(config: &Config, progress: Progress) -> Result<Assembled, Box<dy
     let facts = handle.facts();
     tracing::info!(
         device = facts.device,
+        attention = config.attention.name(),
         weight_mb = facts.weight_bytes / 1_000_000,
         kv_mb = facts.kv_bytes / 1_000_000,
         "engine started"
@@ -110,11 +111,19 @@ pub fn cpu_settings(config: &Config) -> CpuConfig {
 
 fn cpu(config: &Config, weights: ModelWeights) -> BackendFactory {
     let settings = cpu_settings(config);
-    let profile = config.model.profile;
-    Box::new(move || Ok(Box::new(CpuBackend::new(weights, profile, settings)?) as Box<dyn Backend>))
+    let (variant, profile) = (config.attention, config.model.profile);
+    Box::new(move || {
+        let backend = CpuBackend::with_attention(variant, weights, profile, settings)?;
+        Ok(Box::new(backend) as Box<dyn Backend>)
+    })
 }
 
 fn cuda(config: &Config, weights: ModelWeights) -> BackendFactory {
+    if config.attention == AttentionVariant::Reference {
+        let reason =
+            "attention.variant \"reference\" exists on the CPU only: write \"auto\", or executor.backend = \"cpu\"";
+        return Box::new(move || Err(BackendError::Unavailable { backend: "cuda", reason: reason.to_owned() }));
+    }
     let graphs = &config.graphs;
     let settings = CudaConfig {
         device: config.executor.device,
@@ -132,4 +141,19 @@ fn cuda(config: &Config, weights: ModelWeights) -> BackendFactory {
     };
     let profile = config.model.profile;
     Box::new(move || Ok(Box::new(CudaBackend::new(weights, profile, &settings)?) as Box<dyn Backend>))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attention_variant_that_a_backend_does_not_have_is_refused_with_what_to_write() {
+        let overrides = ["model.path=synthetic", "attention.variant=reference", "executor.backend=cuda"];
+        let config = Config::load(None, &overrides.map(String::from)).expect("a configuration");
+        let source = source(&config, Progress::Hidden).expect("a recipe");
+        let model = load::load(&source, config.model.profile).expect("a synthetic model");
+        let error = backend(&config, model.weights)().err().expect("refused").to_string();
+        assert!(error.contains("attention.variant \"reference\" exists on the CPU only"), "{error}");
+    }
 }

@@ -109,10 +109,8 @@ fn a_step_over_its_target_makes_the_next_plan_shorter() {
     let config = PlannerConfig { token_budget: 400, step_time_target: target, ..config() };
     let mut planner = with_prompts(config, &[2_000], 4);
     assert_eq!(shape(&planner.plan().unwrap()).0, [(1, 0, 400)]);
-    let took = |step, device_us| Retired {
-        timing: StepTiming { device_us, ..StepTiming::default() },
-        ..retired(step, &[])
-    };
+    let took =
+        |step, device_us| Retired { timing: StepTiming { device_us, ..StepTiming::default() }, ..retired(step, &[]) };
     assert_eq!(shape(&planner.plan().unwrap()).0, [(1, 400, 400)], "a full plan may look ahead");
     planner.retire(&took(1, 4_000.0));
     assert_eq!(planner.counters().prefill_budget_tokens, 100);

@@ -16,6 +16,7 @@ fn description(service: &Service, status: &str) -> Value {
         "status": status,
         "model": config.model.id,
         "device": facts.device,
+        "attention": config.attention.name(),
         "max_batch": config.limits.max_batch,
         "context": facts.context,
         "kv_pages": facts.pages,

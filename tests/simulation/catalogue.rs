@@ -1,5 +1,5 @@
-//! What clients ask for, and what each gets when it is alone: one sequence at a time through a backend of its own, a whole prompt
-//! in one pass.
+//! What clients ask for, and what each gets when it is alone: one sequence at a time through a backend of its own with the
+//! reference attention, a whole prompt in one pass.
 
 use std::num::NonZeroU32;
 use std::sync::{Arc, OnceLock};
@@ -8,7 +8,9 @@ use crucible::actors::session::messages::GeneratedToken;
 use crucible::admission::RequestId;
 use crucible::backend::cpu::{CpuBackend, CpuConfig, Isa};
 use crucible::backend::driver::Driver;
-use crucible::backend::{HostLogits, Input, LogprobsWanted, Row, Rule, SamplingRow, SlotBinding, Start, Want};
+use crucible::backend::{
+    AttentionVariant, HostLogits, Input, LogprobsWanted, Row, Rule, SamplingRow, SlotBinding, Start, Want,
+};
 use crucible::model::load::{self, LoadedModel, ModelSource};
 use crucible::model::tokenizer::Tokenizer;
 use crucible::model::{Geometry, MatrixFormat, ModelWeights, Profile, RopePairing};
@@ -54,9 +56,15 @@ pub fn of(profile: usize) -> &'static Catalogue {
 
 impl Catalogue {
     /// A fresh backend over the model.
-    pub fn backend(&self, pages: usize, slots: usize, max_step_tokens: usize) -> CpuBackend {
+    pub fn backend(
+        &self,
+        attention: AttentionVariant,
+        pages: usize,
+        slots: usize,
+        max_step_tokens: usize,
+    ) -> CpuBackend {
         let config = CpuConfig { threads: 1, isa: Isa::Auto, pages, page_tokens: PAGE, slots, max_step_tokens };
-        CpuBackend::new(self.weights.clone(), self.profile, config).expect("a small backend")
+        CpuBackend::with_attention(attention, self.weights.clone(), self.profile, config).expect("a small backend")
     }
 }
 
@@ -78,7 +86,8 @@ fn catalogue(profile: Profile) -> Catalogue {
     let LoadedModel { weights, tokenizer, .. } = load::load(&source, profile).expect("a synthetic model");
     let mut catalogue = Catalogue { profile, weights, tokenizer, kinds: Vec::new() };
     let pages = CONTEXT / PAGE;
-    let mut alone = Alone { driver: Driver::new(Box::new(catalogue.backend(pages, 1, LONGEST_PROMPT))), runs: 0 };
+    let backend = catalogue.backend(AttentionVariant::Reference, pages, 1, LONGEST_PROMPT);
+    let mut alone = Alone { driver: Driver::new(Box::new(backend)), runs: 0 };
     let mut random = Seeded::new(5);
     catalogue.kinds = (0..KINDS).map(|_| kind(&mut random, &mut alone)).collect();
     catalogue

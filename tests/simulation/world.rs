@@ -11,7 +11,7 @@ use crucible::admission::{
     Account, Admission, Arrival, Effect, Ended, Limits, Outcome, QueuePermits, RequestId, StepCounters, Timing,
     ValidRequest,
 };
-use crucible::backend::StepOutput;
+use crucible::backend::{AttentionVariant, StepOutput};
 use crucible::pages::{PageHome, PageLease, Pool, ReturnedPages};
 use crucible::planner::{Cause, PlannedStep, Planner, PlannerConfig, Retired, Sequence};
 use crucible::sampler::{Sampler, Tracked};
@@ -144,7 +144,7 @@ impl World {
             admission: Admission::new(slots, pages),
             pool: Pool::new(pages),
             home: Arc::new(move |back| mail.lock().unwrap().push_back(ToPages::Release(back))),
-            device: Device::new(catalogue.backend(pages, slots, planner.max_step_tokens), seed),
+            device: Device::new(catalogue.backend(AttentionVariant::Auto, pages, slots, planner.max_step_tokens), seed),
             planner: Planner::new(planner),
             sampler: Sampler::default(),
             to_admission: VecDeque::new(),

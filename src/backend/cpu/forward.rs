@@ -58,6 +58,7 @@ impl Default for Scratch {
 /// Everything that the threads of one backend share.
 pub struct Engine {
     level: Level,
+    attention_level: Level,
     model: Model,
     buffers: Buffers,
     threads: usize,
@@ -95,14 +96,22 @@ enum Out<'a> {
     Residual,
 }
 
+/// The instruction sets of the kernels.
+#[derive(Clone, Copy)]
+pub struct Levels {
+    pub attention: Level,
+    pub others: Level,
+}
+
 impl Engine {
     /// Shares `model` and `buffers` among `threads` threads.
-    pub fn new(level: Level, model: Model, buffers: Buffers, threads: usize, max_rows: usize) -> Self {
+    pub fn new(levels: Levels, model: Model, buffers: Buffers, threads: usize, max_rows: usize) -> Self {
         let g = &model.geometry;
         let phases = 1 + LAYER_PHASES * g.layers + TURN_PHASES * max_rows.div_ceil(LOGIT_ROWS);
         let exponent = |i: usize| libm::pow(g.rope_base, -2.0 * i as f64 / g.head_dim as f64);
         Self {
-            level,
+            level: levels.others,
+            attention_level: levels.attention,
             threads,
             barrier: Barrier::new(threads),
             claims: (0..phases).map(|_| Claims::default()).collect(),
@@ -370,7 +379,7 @@ impl Engine {
         };
         // SAFETY: the validator has checked the table; K and V up to these positions are written.
         unsafe {
-            attention(self.level, &work, scratch);
+            attention(self.attention_level, &work, scratch);
             for t in first..first + tokens {
                 b.attended.finish(self.level, t, head * width, width);
             }

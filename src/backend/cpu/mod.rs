@@ -32,10 +32,10 @@ use std::sync::Arc;
 
 pub use level::Isa;
 
-use super::{Backend, BackendError, Completion, Facts, StepOutput, ValidStep};
+use super::{AttentionVariant, Backend, BackendError, Completion, Facts, StepOutput, ValidStep};
 use crate::model::{ModelWeights, Profile};
 use buffers::Buffers;
-use forward::Engine;
+use forward::{Engine, Levels};
 use level::Level;
 use model::Model;
 use team::Team;
@@ -64,11 +64,24 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
+    /// As `with_attention`, with the fastest attention.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn new(weights: ModelWeights, profile: Profile, config: CpuConfig) -> Result<Self, BackendError> {
+        Self::with_attention(AttentionVariant::Auto, weights, profile, config)
+    }
+
     /// Packs the weights (the given ones are dropped), allocates everything and starts the threads.
     ///
     /// # Errors
     /// `Unavailable`: a shape that does not fit, an instruction set that is missing, too little memory.
-    pub fn new(weights: ModelWeights, profile: Profile, config: CpuConfig) -> Result<Self, BackendError> {
+    pub fn with_attention(
+        variant: AttentionVariant,
+        weights: ModelWeights,
+        profile: Profile,
+        config: CpuConfig,
+    ) -> Result<Self, BackendError> {
         let unavailable = |reason: String| BackendError::Unavailable { backend: "cpu", reason };
         if config.page_tokens != attention::PAGE {
             return Err(unavailable(format!("kv.page_tokens is {}, the cpu takes 16", config.page_tokens)));
@@ -77,13 +90,17 @@ impl CpuBackend {
             return Err(unavailable("pages, slots and step tokens must be at least 1".into()));
         }
         let level = Level::detect(config.isa)?;
+        let attention = match variant {
+            AttentionVariant::Auto => level,
+            AttentionVariant::Reference => Level::detect(Isa::Scalar)?,
+        };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if config.threads == 0 { cores } else { config.threads };
         let model = Model::new(weights, profile).map_err(unavailable)?;
         let rows = config.max_step_tokens;
         let buffers = Buffers::new(&model, rows, config.pages)
             .ok_or_else(|| unavailable(format!("no memory for {} KV pages and {rows} token rows", config.pages)))?;
-        let engine = Engine::new(level, model, buffers, threads, rows);
+        let engine = Engine::new(Levels { attention, others: level }, model, buffers, threads, rows);
         let geometry = &engine.model().geometry;
         let facts = Facts {
             device: format!("cpu ({}, {threads} threads)", level.name()),
