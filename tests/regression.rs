@@ -114,3 +114,44 @@ fn penalties_with_a_scored_prompt_are_served_and_the_engine_lives() {
     assert!(scored.ends_with(plain["choices"][0]["text"].as_str().unwrap()), "{scored} {plain}");
     assert_eq!(get(server.address, "/health").status, 200);
 }
+
+fn failing(arguments: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_crucible")).args(arguments).output().expect("the binary runs");
+    assert!(!output.status.success());
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_file_that_is_no_model_is_named_and_so_is_a_folder() {
+    let (file, folder) = ("config/crucible.toml", "config");
+    for command in [
+        vec!["inspect", file],
+        vec!["tokenize", "x", "--model", file],
+        vec!["serve", "--set", "model.path=config/crucible.toml"],
+        vec!["serve", "--set", "model.path=config/crucible.toml", "--set", "model.load_format=gguf"],
+    ] {
+        let error = failing(&command);
+        assert!(error.contains("config/crucible.toml: this is not a GGUF file"), "{command:?}: {error}");
+    }
+    for command in [vec!["inspect", folder], vec!["serve", "--set", "model.path=config"]] {
+        let error = failing(&command);
+        assert!(error.contains("config is a folder: name the .gguf file in it"), "{command:?}: {error}");
+    }
+}
+
+#[test]
+fn a_text_that_no_prompt_can_hold_is_refused_by_its_length() {
+    let server = Binary::tiny(&[]);
+    let long = "x".repeat(1 << 20);
+    for (path, body, param) in [
+        ("/v1/generate", json!({"prompt": long}), "prompt"),
+        ("/v1/completions", json!({"model": "tiny", "prompt": long}), "prompt"),
+        ("/v1/chat/completions", json!({"model": "tiny", "messages": [{"role": "user", "content": long}]}), "messages"),
+    ] {
+        let answer = post(server.address, path, &body);
+        let error = answer.json()["error"].clone();
+        assert_eq!((answer.status, error["code"].as_str()), (400, Some("context_length_exceeded")), "{path}: {error}");
+        assert_eq!(error["param"], param);
+        assert!(error["message"].as_str().is_some_and(|m| m.contains("bytes")), "{error}");
+    }
+}

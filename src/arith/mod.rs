@@ -26,5 +26,4 @@ pub use philox::philox4x32_10;
 pub use pointwise::swiglu;
 pub use quant::{ACT_BLOCK, ActBlock, Int8Row, WeightBlock, quantise_activations, quantise_int8_row};
 pub use rope::{RopeTable, rotate_head};
-pub use rule::{RuleError, sampled_rule};
 pub use select::{Selection, log_probability, select};

@@ -20,6 +20,7 @@ use crate::actors::session::{FieldNames, FrameBody, Output, Plan, Registry, Sess
 use crate::admission::{Dialect, RequestSpec};
 use crate::config::{Config, LogLevel};
 use crate::model::chat_template::{ChatMessage, GenerationPrompt};
+use crate::model::conversation;
 use crate::model::pull::Progress;
 use crate::model::tokenizer::SpecialTokens;
 use crate::protocol::choice::{Answer, ChoiceDecoder, ChoiceEnd, Delta};
@@ -99,7 +100,7 @@ pub fn run(args: &Args) -> Outcome {
     let Assembled { engine, tokenizer, template } = assemble(&config, Progress::Shown)?;
     let prompt = if args.chat {
         let message = ChatMessage { role: "user".into(), content: args.prompt.clone() };
-        tokenizer.encode(&template.render(&[message], GenerationPrompt::Add)?, SpecialTokens::Parse)?
+        conversation::ids(&template, &tokenizer, &[message], GenerationPrompt::Add, usize::MAX)?
     } else {
         tokenizer.encode_prompt(&args.prompt, SpecialTokens::Parse)?
     };

@@ -28,8 +28,7 @@ pub struct Args {
 /// A file that is not a supported model, or the pull's.
 pub fn run(args: &Args) -> Outcome {
     let path = model_path(args.model.as_ref(), args.cache.as_ref())?;
-    let map = gguf::map(&path)?;
-    let gguf = Gguf::parse(&map)?;
+    let (map, gguf) = gguf::open(&path)?;
     let geometry = gguf::llama::geometry(&gguf)?;
     let tokenizer = Tokenizer::from_gguf(&gguf.metadata)?;
     println!("{} ({} bytes, GGUF {})", path.display(), map.len(), gguf.version);

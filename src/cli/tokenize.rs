@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use serde_json::json;
 
 use super::{Outcome, inspect};
-use crate::model::gguf::{self, Gguf};
+use crate::model::gguf;
 use crate::model::{SpecialText, SpecialTokens, Tokenizer};
 
 /// Arguments of `tokenize`.
@@ -38,7 +38,7 @@ pub struct Args {
 /// A model without a supported tokenizer, ids that are not numbers, or the pull's.
 pub fn run(args: &Args) -> Outcome {
     let path = inspect::model_path(args.model.as_ref(), args.cache.as_ref())?;
-    let gguf = Gguf::parse(&gguf::map(&path)?)?;
+    let (_, gguf) = gguf::open(&path)?;
     let tokenizer = Tokenizer::from_gguf(&gguf.metadata)?;
     let input = match args.text.as_str() {
         "-" => {

@@ -126,7 +126,15 @@ impl Fields {
 
     /// Adds a problem that concerns the value of `key`, wherever that was written.
     pub fn reject(&mut self, key: &str, text: String) {
-        let origin = self.origins.iter().find(|(name, _)| name == key).map(|(_, origin)| origin.clone());
+        self.reject_together(&[key], text);
+    }
+
+    /// Adds a problem that concerns the values of several keys. An override is to blame before a file, which was right without it;
+    /// within a file the key that is named first.
+    pub fn reject_together(&mut self, keys: &[&str], text: String) {
+        let origin = |key: &&str| self.origins.iter().find(|(name, _)| name == key).map(|(_, origin)| origin.clone());
+        let written: Vec<Origin> = keys.iter().filter_map(origin).collect();
+        let origin = written.iter().find(|origin| **origin == Origin::Override).or(written.first()).cloned();
         self.problems.push(Problem { origin, text });
     }
 

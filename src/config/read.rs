@@ -73,7 +73,8 @@ fn source(f: &mut Fields) -> ModelPath {
         (LoadFormat::Auto, "synthetic") | (LoadFormat::Synthetic, "" | "synthetic") => ModelPath::Synthetic,
         (LoadFormat::Synthetic, path) => {
             let text = "model.load_format is \"synthetic\", which reads no file";
-            f.reject("model.load_format", format!("{text}: leave model.path empty or write \"gguf\" to read {path}"));
+            let keys = ["model.load_format", "model.path"];
+            f.reject_together(&keys, format!("{text}: leave model.path empty or write \"gguf\" to read {path}"));
             ModelPath::Synthetic
         }
         (LoadFormat::Auto | LoadFormat::Gguf, "") => ModelPath::Default,
@@ -96,7 +97,11 @@ fn geometry(f: &mut Fields) -> Geometry {
         rope_pairing: RopePairing::Halves,
     };
     if let Err(error) = geometry.validate() {
-        f.reject("model.geometry.heads", format!("model.geometry: {error}"));
+        let text = format!("model.geometry: {error}");
+        let keys = ["heads", "kv_heads", "head_dim", "rope_base", "rms_eps"];
+        let keys: Vec<_> =
+            keys.iter().filter(|key| text.contains(*key)).map(|k| format!("model.geometry.{k}")).collect();
+        f.reject_together(&keys.iter().map(String::as_str).collect::<Vec<_>>(), text);
     }
     geometry
 }
@@ -238,9 +243,10 @@ fn check_together(f: &mut Fields, config: &Config) {
         let budget = config.prefill.token_budget;
         let text =
             format!("prefill.chunk_cap is {cap}, above prefill.token_budget ({budget}); lower it or write \"off\"");
-        f.reject("prefill.chunk_cap", text);
+        f.reject_together(&["prefill.chunk_cap", "prefill.token_budget"], text);
     }
     if config.executor.backend == BackendChoice::Cpu && config.kv.memory_fraction.is_some() {
-        f.reject("kv.memory_fraction", "kv.memory_fraction needs a GPU; write 0.0 and set kv.pages".into());
+        let text = "kv.memory_fraction needs a GPU; write 0.0 and set kv.pages";
+        f.reject_together(&["kv.memory_fraction", "executor.backend"], text.into());
     }
 }

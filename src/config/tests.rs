@@ -131,6 +131,19 @@ fn values_that_contradict_each_other_are_refused() {
 }
 
 #[test]
+fn an_override_that_contradicts_the_file_is_blamed_and_not_a_line_of_the_file() {
+    let file =
+        "[prefill]\ntoken_budget = 64\nchunk_cap = 32\n[model.geometry]\nheads = 4\nkv_heads = 2\nhead_dim = 32\n";
+    let blamed = |over: &str| problems(file, &[over]).concat();
+    assert!(blamed("model.geometry.kv_heads=3").starts_with("--set: model.geometry: heads (4)"));
+    assert!(blamed("model.geometry.heads=3").starts_with("--set: model.geometry: heads (3)"));
+    assert!(blamed("model.geometry.head_dim=33").starts_with("--set: model.geometry: head_dim (33)"));
+    assert!(blamed("prefill.token_budget=16").starts_with("--set: prefill.chunk_cap is 32"));
+    let cpu = problems("[kv]\nmemory_fraction = 0.5\n", &["executor.backend=cpu"]).concat();
+    assert!(cpu.starts_with("--set: kv.memory_fraction needs a GPU"), "{cpu}");
+}
+
+#[test]
 fn a_missing_file_says_so() {
     let error = Config::load(Some(Path::new("no/such.toml")), &[]).expect_err("missing");
     assert!(error.to_string().starts_with("cannot read the configuration no/such.toml"), "{error}");

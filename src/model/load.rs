@@ -53,6 +53,14 @@ pub enum ModelError {
     /// A synthetic geometry is impossible.
     #[error("the synthetic model's geometry is impossible: {0}")]
     Geometry(#[from] GeometryError),
+    /// What a file holds cannot be served.
+    #[error("{path}: {source}")]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: Box<ModelError>,
+    },
     /// Weights, tokenizer and profile do not fit each other.
     #[error("{0}")]
     Mismatch(String),
@@ -74,18 +82,18 @@ pub fn load(source: &ModelSource, profile: Profile) -> Result<LoadedModel, Model
 /// # Errors
 /// As `load`.
 pub fn from_bytes(bytes: &[u8]) -> Result<LoadedModel, ModelError> {
-    assemble(bytes, Storage::Memory(bytes), "model")
+    assemble(&Gguf::parse(bytes)?, Storage::Memory(bytes), "model")
 }
 
 fn from_file(path: &Path) -> Result<LoadedModel, ModelError> {
-    let map = gguf::map(path)?;
+    let (map, gguf) = gguf::open(path)?;
     let stem = path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy());
-    assemble(&map, Storage::Map(&map), &stem)
+    let in_file = |source| ModelError::InFile { path: path.to_owned(), source: Box::new(source) };
+    assemble(&gguf, Storage::Map(&map), &stem).map_err(in_file)
 }
 
-fn assemble(bytes: &[u8], storage: Storage, fallback_name: &str) -> Result<LoadedModel, ModelError> {
-    let gguf = Gguf::parse(bytes)?;
-    let weights = gguf::llama::weights(&gguf, storage)?;
+fn assemble(gguf: &Gguf, storage: Storage, fallback_name: &str) -> Result<LoadedModel, ModelError> {
+    let weights = gguf::llama::weights(gguf, storage)?;
     let tokenizer = Tokenizer::from_gguf(&gguf.metadata)?;
     let (tokens, rows) = (tokenizer.vocab_size(), weights.geometry.vocab);
     if tokens > rows {

@@ -3,6 +3,8 @@
 #[forbid(unsafe_code)]
 pub mod chat_template;
 #[forbid(unsafe_code)]
+pub mod conversation;
+#[forbid(unsafe_code)]
 pub mod dequant;
 #[forbid(unsafe_code)]
 pub mod detokenizer;

@@ -214,6 +214,9 @@ fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
+        Value::Number(n) if n.as_f64().is_some_and(|n| n.fract() == 0.0 && n.abs() >= 2f64.powi(63)) => {
+            "a number beyond 64 bits"
+        }
         Value::Number(n) if n.is_f64() => "a fraction",
         Value::Number(_) => "an integer",
         Value::String(_) => "a string",
@@ -360,6 +363,11 @@ mod tests {
         assert_eq!(error.message, "n is -2, it must lie in 1..=4");
         let error = body(json!({"n": 2.5})).integer("n", 1..=4).expect_err("fraction");
         assert_eq!(error.message, "n must be an integer, not a fraction");
+        for huge in ["18446744073709551616", "-9223372036854775809", "1e30"] {
+            let body = format!("{{\"n\": {huge}}}");
+            let error = Body::parse(body.as_bytes()).expect("JSON").integer("n", 1..=4).expect_err("huge");
+            assert_eq!(error.message, "n must be an integer, not a number beyond 64 bits", "{huge}");
+        }
     }
 
     #[test]

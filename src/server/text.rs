@@ -7,6 +7,7 @@ use actix_web::web;
 
 use super::Service;
 use crate::model::chat_template::{ChatMessage, GenerationPrompt};
+use crate::model::conversation::{self, ConversationError};
 use crate::model::tokenizer::SpecialTokens;
 use crate::protocol::errors::{ApiError, Code};
 use crate::protocol::native::Prompt;
@@ -25,7 +26,11 @@ pub async fn prompt(service: &Service, prompt: Prompt, field: &'static str) -> R
         Prompt::Text(text) => text,
     };
     let tokenizer = service.tokenizer.clone();
-    let length = text.len();
+    let (length, tokens) = (text.len(), service.engine.limits().max_prompt_tokens);
+    if length > tokenizer.bytes_max(tokens) {
+        let text = format!("{field} has {length} bytes, more than the {tokens} tokens of the longest prompt can spell");
+        return Err(ApiError::about(Code::ContextLengthExceeded, field, text));
+    }
     let encode = move || {
         let ids = tokenizer.encode_prompt(&text, SpecialTokens::Parse);
         ids.map(Arc::from).map_err(|e| ApiError::about(Code::InvalidValue, field, e.to_string()))
@@ -39,12 +44,16 @@ pub async fn prompt(service: &Service, prompt: Prompt, field: &'static str) -> R
 /// The template refuses the conversation.
 pub async fn chat(service: &Service, turns: Vec<ChatMessage>, end: GenerationPrompt) -> Result<Arc<[u32]>, ApiError> {
     let (tokenizer, template) = (service.tokenizer.clone(), service.template.clone());
+    let most = tokenizer.bytes_max(service.engine.limits().max_prompt_tokens);
     let length = turns.iter().map(|t| t.content.len()).sum();
     let encode = move || {
-        let refused = |e: &dyn std::fmt::Display| ApiError::about(Code::InvalidValue, "messages", e.to_string());
-        let text = template.render(&turns, end).map_err(|e| refused(&e))?;
-        let ids = tokenizer.encode(&text, SpecialTokens::Parse).map_err(|e| refused(&e))?;
-        Ok(Arc::from(ids))
+        let refused = |e: ConversationError| {
+            let too_long = matches!(e, ConversationError::TooLong { .. });
+            let code = if too_long { Code::ContextLengthExceeded } else { Code::InvalidValue };
+            ApiError::about(code, "messages", e.to_string())
+        };
+        let ids = conversation::ids(&template, &tokenizer, &turns, end, most);
+        ids.map(Arc::from).map_err(refused)
     };
     off_the_worker(length, encode).await
 }

@@ -54,6 +54,20 @@ pub enum GgufError {
         /// What the system said.
         source: io::Error,
     },
+    /// A folder where a file should be.
+    #[error("{path} is a folder: name the .gguf file in it")]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// What is wrong with a file that was opened by its name.
+    #[error("{path}: {source}")]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: Box<GgufError>,
+    },
     /// Another kind of file.
     #[error("this is not a GGUF file (it does not begin with GGUF): name a .gguf model")]
     Magic,
@@ -199,13 +213,27 @@ impl Storage<'_> {
 /// replaced by renaming, never rewritten in place.
 ///
 /// # Errors
-/// `Open` with the system's reason.
+/// `Open` with the system's reason, `Folder`.
 pub fn map(path: &Path) -> Result<Arc<memmap2::Mmap>, GgufError> {
     let open = |source| GgufError::Open { path: path.to_owned(), source };
     let file = File::open(path).map_err(open)?;
+    if file.metadata().map_err(open)?.is_dir() {
+        return Err(GgufError::Folder { path: path.to_owned() });
+    }
     // SAFETY: the map is private to reads; that nobody truncates the file meanwhile cannot be checked and is documented above.
     let map = unsafe { memmap2::Mmap::map(&file) }.map_err(open)?;
     Ok(Arc::new(map))
+}
+
+/// Maps a file and reads its header, metadata and tensor table.
+///
+/// # Errors
+/// As `map`, and `InFile` with the first fault found.
+pub fn open(path: &Path) -> Result<(Arc<memmap2::Mmap>, Gguf), GgufError> {
+    let map = map(path)?;
+    let in_file = |source| GgufError::InFile { path: path.to_owned(), source: Box::new(source) };
+    let gguf = Gguf::parse(&map).map_err(in_file)?;
+    Ok((map, gguf))
 }
 
 impl Gguf {

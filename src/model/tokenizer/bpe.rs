@@ -13,6 +13,7 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{AddedToken, PreTokenizerWrapper, SplitDelimiterBehavior};
 
+use super::byte_level;
 use super::table::Kind;
 use super::{SpecialTokens, TokenizerError};
 use crate::model::gguf::{GgufError, Metadata};
@@ -66,6 +67,7 @@ pub(super) struct Bpe {
     /// Finds user-defined tokens only and has no control token at all.
     as_text: tokenizers::Tokenizer,
     adds_bos: bool,
+    keeps_every_byte: bool,
 }
 
 impl Bpe {
@@ -90,7 +92,11 @@ impl Bpe {
         let control = spelled(Kind::Control).filter(|token| !token.is_empty());
         parsing.add_special_tokens(control.map(|token| AddedToken::from(token, true))).map_err(broken)?;
         let adds_bos = metadata.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(pre == PreTokenizer::Llama3);
-        Ok(Self { parsing, as_text, adds_bos })
+        let normal = tokens.iter().zip(kinds).filter(|(_, kind)| **kind == Kind::Normal);
+        let bytes: HashSet<Vec<u8>> = normal.filter_map(|(token, _)| byte_level::bytes_of(token)).collect();
+        let single = bytes.iter().filter(|bytes| bytes.len() == 1).count();
+        let keeps_every_byte = pre != PreTokenizer::Qwen2 && single == 256;
+        Ok(Self { parsing, as_text, adds_bos, keeps_every_byte })
     }
 
     pub(super) fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, TokenizerError> {
@@ -100,6 +106,11 @@ impl Bpe {
         };
         let encoding = encoder.encode_fast(text, false).map_err(|error| TokenizerError::Encode(error.to_string()))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Whether the tokens of a text stand for all of its bytes: no normaliser changes them, and every byte has a token of its own.
+    pub(super) fn keeps_every_byte(&self) -> bool {
+        self.keeps_every_byte
     }
 
     /// Whether a plain prompt begins with the beginning-of-sequence token.

@@ -63,6 +63,12 @@ struct Inner {
     eos: Arc<[u32]>,
     /// Stands before a prompt when the model asks for it.
     bos: Option<u32>,
+    /// Spellings of control tokens, the longest first.
+    controls: Vec<(String, u32)>,
+    /// First bytes of these.
+    control_begins: Vec<u8>,
+    /// No token stands for more bytes than this, and no text has fewer bytes than its tokens: absent where that is not so.
+    bytes_per_token_max: Option<usize>,
     /// What templates call `bos_token` and `eos_token`.
     bos_text: String,
     eos_text: String,
@@ -106,7 +112,17 @@ impl Tokenizer {
         });
         let eos_ids = ends.iter().copied().chain(by_name).collect();
         let text = |id: Option<u32>| id.map_or_else(String::new, |id| tokens[id as usize].clone());
+        let control = |id: &u32| kinds[*id as usize] == table::Kind::Control && !tokens[*id as usize].is_empty();
+        let mut controls: Vec<_> =
+            (0..tokens.len() as u32).filter(control).map(|id| (tokens[id as usize].clone(), id)).collect();
+        controls.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
+        let mut control_begins: Vec<u8> = controls.iter().map(|(text, _)| text.as_bytes()[0]).collect();
+        control_begins.sort_unstable();
+        control_begins.dedup();
         Ok(Self(Arc::new(Inner {
+            control_begins,
+            controls,
+            bytes_per_token_max: encoder.keeps_every_byte().then(|| table.longest()),
             bos: bos.filter(|_| encoder.adds_bos()),
             encoder: Encoder::Bpe(Box::new(encoder)),
             table: Arc::new(table),
@@ -120,6 +136,9 @@ impl Tokenizer {
     pub fn bytes(vocab: usize) -> Self {
         Self(Arc::new(Inner {
             encoder: Encoder::Bytes,
+            controls: Vec::new(),
+            control_begins: Vec::new(),
+            bytes_per_token_max: Some(1),
             table: Arc::new(TokenTable::bytes(vocab)),
             eos: Arc::new([]),
             bos: None,
@@ -180,6 +199,19 @@ impl Tokenizer {
         ((id as usize) < self.vocab_size()).then(|| self.0.table.bytes_of(id).to_vec())
     }
 
+    /// The longest control token that `text` begins with: its length in bytes and its id.
+    pub fn control_at(&self, text: &str) -> Option<(usize, u32)> {
+        text.as_bytes().first().filter(|first| self.0.control_begins.contains(first))?;
+        let found = self.0.controls.iter().find(|(spelling, _)| text.starts_with(spelling.as_str()));
+        found.map(|(spelling, id)| (spelling.len(), *id))
+    }
+
+    /// A text of more bytes than this has more than `tokens` tokens. Without a bound where the tokenizer changes or drops bytes:
+    /// nothing follows from a length there.
+    pub fn bytes_max(&self, tokens: usize) -> usize {
+        self.0.bytes_per_token_max.map_or(usize::MAX, |most| most.saturating_mul(tokens))
+    }
+
     /// Whether text hides this token.
     pub fn is_special(&self, id: u32) -> bool {
         self.0.table.is_special(id)
@@ -217,4 +249,4 @@ fn named_token(metadata: &Metadata, name: &str, vocab: usize) -> Result<Option<u
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

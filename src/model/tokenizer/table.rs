@@ -51,6 +51,12 @@ impl TokenTable {
         }))
     }
 
+    /// Bytes of the longest token.
+    pub(super) fn longest(&self) -> usize {
+        let begins = std::iter::once(0).chain(self.ends.iter().copied());
+        self.ends.iter().zip(begins).map(|(end, begin)| end - begin).max().unwrap_or(0)
+    }
+
     pub(super) fn len(&self) -> usize {
         self.ends.len()
     }

@@ -32,7 +32,8 @@ fn tokenizer_of(file: &GgufFile) -> Result<Tokenizer, TokenizerError> {
     Tokenizer::from_gguf(&Gguf::parse(&file.to_bytes()).expect("the writer writes what the reader reads").metadata)
 }
 
-fn small() -> Tokenizer {
+/// The small vocabulary's tokenizer.
+pub fn small() -> Tokenizer {
     tokenizer_of(&small_gguf()).expect("the small vocabulary is sound")
 }
 
@@ -48,6 +49,22 @@ fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> String {
     let mut text: String = ids.iter().map(|&id| detokenizer.push(id)).collect();
     text.push_str(&detokenizer.finish());
     text
+}
+
+#[test]
+fn a_text_over_the_bound_has_more_tokens_than_were_allowed() {
+    let t = small();
+    assert_eq!(t.bytes_max(3), 3 * "<|endoftext|>".len());
+    let mut random = crate::planner::seeded::Seeded::new(1);
+    for _ in 0..300 {
+        let pieces = ["<|endoftext|>", "[tool]", "hell", " w", "😀", "x", "\u{e9}", "\0"];
+        let text: String = (0..random.below(9)).map(|_| pieces[random.below(pieces.len())]).collect();
+        let tokens = t.encode(&text, SpecialTokens::Parse).unwrap().len();
+        assert!(text.len() <= t.bytes_max(tokens), "{text:?}");
+    }
+    let with_gap = replaced("tokenizer.ggml.pre", Value::String("qwen2".to_owned()));
+    assert_eq!(tokenizer_of(&with_gap).unwrap().bytes_max(3), usize::MAX, "a normaliser may take bytes away");
+    assert_eq!(Tokenizer::bytes(320).bytes_max(7), 7);
 }
 
 #[test]
