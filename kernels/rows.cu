@@ -21,7 +21,7 @@ struct StepRow {
 #define START_DEVICE 0xffffffffu
 #define INPUT_LAST 0xffffffffu
 
-extern "C" __global__ void bind(const u32* __restrict__ words, u32* __restrict__ tables, u32* __restrict__ position,
+extern "C" __global__ void bind(const u32* words, u32* tables, u32* position,
                                 u32 table_stride) {
     // words: count, then per binding: slot, pages, offset of the pages in words.
     const u32* entry = words + 1 + 3 * blockIdx.x;
@@ -31,9 +31,9 @@ extern "C" __global__ void bind(const u32* __restrict__ words, u32* __restrict__
     if (threadIdx.x == 0) position[slot] = 0;
 }
 
-extern "C" __global__ void prepare(const StepRow* __restrict__ rows, const u32* __restrict__ tokens, u32* __restrict__ position,
-                                   const u32* __restrict__ last_token, u32* __restrict__ tok_slot, u32* __restrict__ tok_pos,
-                                   u32* __restrict__ tok_id) {
+extern "C" __global__ void prepare(const StepRow* rows, const u32* tokens, u32* position,
+                                   const u32* last_token, u32* tok_slot, u32* tok_pos,
+                                   u32* tok_id) {
     const StepRow row = rows[blockIdx.x];
     const u32 start = row.start == START_DEVICE ? position[row.slot] : row.start;
     __syncthreads();  // every thread has read the position before one advances it
@@ -45,20 +45,20 @@ extern "C" __global__ void prepare(const StepRow* __restrict__ rows, const u32* 
     }
 }
 
-extern "C" __global__ void embed_f32(const u32* __restrict__ tok_id, const float* __restrict__ table, float* __restrict__ x, int n) {
+extern "C" __global__ void embed_f32(const u32* tok_id, const float* table, float* x, int n) {
     const float* from = table + (size_t)tok_id[blockIdx.x] * n;
     for (int i = threadIdx.x; i < n; i += blockDim.x) x[(size_t)blockIdx.x * n + i] = from[i];
 }
 
-extern "C" __global__ void embed_int8(const u32* __restrict__ tok_id, const i8* __restrict__ q, const float* __restrict__ scale,
-                                      float* __restrict__ x, int n) {
+extern "C" __global__ void embed_int8(const u32* tok_id, const i8* q, const float* scale,
+                                      float* x, int n) {
     const u32 id = tok_id[blockIdx.x];
     const float s = scale[id];
     for (int i = threadIdx.x; i < n; i += blockDim.x) x[(size_t)blockIdx.x * n + i] = (float)q[(size_t)id * n + i] * s;
 }
 
-extern "C" __global__ void embed_block(const u32* __restrict__ tok_id, const i8* __restrict__ q, const u16* __restrict__ scale,
-                                       const u16* __restrict__ minimum, float* __restrict__ x, int n) {
+extern "C" __global__ void embed_block(const u32* tok_id, const i8* q, const u16* scale,
+                                       const u16* minimum, float* x, int n) {
     const u32 id = tok_id[blockIdx.x];
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
         const size_t block = (size_t)id * (n / 32) + i / 32;
@@ -73,7 +73,7 @@ extern "C" __global__ void embed_block(const u32* __restrict__ tok_id, const i8*
 // Calls f(index, value) for every component of this thread, normalised unless w is null; warps stay whole. r = 1/sqrt(mean(x^2) + eps)
 // in the order of arith::rms_norm. One copy of f: code that runs once waits for its instructions.
 template <typename F>
-__device__ __forceinline__ void normalised(const float* __restrict__ x, const u32* __restrict__ gather, const float* __restrict__ w,
+__device__ __forceinline__ void normalised(const float* x, const u32* gather, const float* w,
                                            int n, float eps, F f) {
     __shared__ float values[NORM_HELD], weights[NORM_HELD], sums[8];
     grid_launch_next();
@@ -112,16 +112,16 @@ __device__ __forceinline__ void normalised(const float* __restrict__ x, const u3
 }
 
 // Rows gathered through `gather` when it is not null.
-extern "C" __global__ void __launch_bounds__(256) norm_f32(const float* __restrict__ x, const u32* __restrict__ gather,
-                                                           const float* __restrict__ w, float* __restrict__ out, int n, float eps) {
+extern "C" __global__ void __launch_bounds__(256) norm_f32(const float* x, const u32* gather,
+                                                           const float* w, float* out, int n, float eps) {
     float* to = out + (size_t)blockIdx.x * n;
     normalised(x, gather, w, n, eps, [&](int i, float v) { to[i] = v; });
 }
 
 // xq [rows][n], da and sa [rows][n/32]; w null means no norm. n is a multiple of 32.
-extern "C" __global__ void __launch_bounds__(256) norm_q8(const float* __restrict__ x, const u32* __restrict__ gather,
-                                                          const float* __restrict__ w, i8* __restrict__ xq, float* __restrict__ da,
-                                                          float* __restrict__ sa, int n, float eps) {
+extern "C" __global__ void __launch_bounds__(256) norm_q8(const float* x, const u32* gather,
+                                                          const float* w, i8* xq, float* da,
+                                                          float* sa, int n, float eps) {
     const size_t row = (size_t)blockIdx.x * n;
     normalised(x, gather, w, n, eps, [&](int i, float v) {
         float d;

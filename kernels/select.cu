@@ -213,7 +213,7 @@ __device__ u64 token_draw(u64 seed, u32 token_index, u32 choice) {
 }
 
 // words: (slot, offset in words) per binding; at the offset presence, frequency, biases, then (id, value) each.
-extern "C" __global__ void __launch_bounds__(THREADS) bind_adjust(const u32* __restrict__ words, AdjustArgs a, int vocab) {
+extern "C" __global__ void __launch_bounds__(THREADS) bind_adjust(const u32* words, AdjustArgs a, int vocab) {
     const u32 slot = words[2 * blockIdx.x];
     const u32* from = words + words[2 * blockIdx.x + 1];
     const u32 biases = from[2];
@@ -244,8 +244,8 @@ __device__ __forceinline__ const float* adjust(const float* logits, const Adjust
     return to;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) select_token(const float* __restrict__ logits, const SelectRow* __restrict__ rows,
-                                                                   SelectOut* __restrict__ out, u32* __restrict__ last_token,
+extern "C" __global__ void __launch_bounds__(THREADS) select_token(const float* logits, const SelectRow* rows,
+                                                                   SelectOut* out, u32* last_token,
                                                                    AdjustArgs adjusting, int vocab) {
     __shared__ Scratch s;
     __shared__ u32 lowest_keys[32];

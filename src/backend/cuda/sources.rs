@@ -119,6 +119,19 @@ mod tests {
         assert!(Program::all().iter().all(|p| sources.text(p.file()).contains("__global__")));
     }
 
+    /// A constant restricted pointer is read through the read-only path, which the compiler moves ahead of the wait for the predecessor
+    /// that writes what it points to: whole models came out wrong while every kernel alone was right.
+    #[test]
+    fn no_kernel_parameter_is_restricted() {
+        let sources = Sources::embedded();
+        for (file, text) in &sources.texts {
+            for kernel in text.split("__global__").skip(1) {
+                let signature = kernel.split('{').next().unwrap_or_default();
+                assert!(!signature.contains("__restrict__"), "{file}: {}", signature.trim());
+            }
+        }
+    }
+
     #[test]
     fn a_folder_replaces_the_files_that_it_holds_and_renames_the_programs_that_use_them() {
         let dir = folder("one", &["select.cu", "notes.txt"]);
