@@ -59,7 +59,10 @@ fn dies_under_three(completion: Completion, fault: Fault, step: u64) -> (Engine,
 #[test]
 fn a_failing_step_fails_every_live_request_in_the_typed_way() {
     for completion in BOTH {
-        for (fault, step) in [(Fault::FailAtSubmit, 1), (Fault::FailAtPoll, 1), (Fault::FailAtPoll, 7)] {
+        for (fault, step) in [(Fault::FailAtSubmit, 1), (Fault::FailAtSubmit, 2), (Fault::FailAtSubmit, 7)]
+            .into_iter()
+            .chain([1, 2, 7, 40].map(|step| (Fault::FailAtPoll, step)))
+        {
             let (engine, _hub, reason) = dies_under_three(completion, fault, step);
             assert!(reason.contains("scripted"), "{reason}");
             settle(&engine.handle());
@@ -80,6 +83,26 @@ fn a_hung_step_is_fatal_at_its_deadline_and_the_engine_still_stops() {
         settle(&engine.handle());
         drop(engine);
         assert!(begun.elapsed() < Duration::from_secs(3));
+    }
+}
+
+#[test]
+fn a_call_of_the_backend_that_never_returns_is_fatal_though_the_arbiter_is_stuck_in_it() {
+    for completion in BOTH {
+        for (fault, step) in [(Fault::BlockInSubmit, 1), (Fault::BlockInSubmit, 6), (Fault::BlockInPoll, 6)] {
+            let begun = Instant::now();
+            let script = Script { completion, fault: at_step(step, fault), ..Script::default() };
+            let mut config = config();
+            (config.max_batch, config.step_timeout) = (2, Duration::from_millis(150));
+            let (engine, hub) = (start(config, script), Hub::start());
+            for salt in 0..3 {
+                submit(&engine.handle(), &hub, spec(&prompt(20, salt), 1_000));
+            }
+            // The arbiter can tell nobody. The flag can, and every session follows it (tests/http_scripted.rs).
+            assert!(death(&engine.handle()).contains("executor.step_timeout_ms = 150"));
+            drop(engine);
+            assert!(begun.elapsed() < Duration::from_secs(8), "a stuck thread is left behind, not joined");
+        }
     }
 }
 
@@ -184,6 +207,24 @@ fn a_drain_completes_when_the_engine_dies_meanwhile() {
     let id = submit(&engine.handle(), &hub, spec(&prompt(8, 1), 1_000));
     engine.handle().drain(Duration::from_secs(20)).blocking_recv().expect("drained");
     engine_failure(hub.end(id).end);
+}
+
+#[test]
+fn a_batch_with_more_rows_than_the_backend_has_log_probabilities_for_is_refused_at_the_start() {
+    let mut config = config();
+    config.max_batch = 9;
+    let refused = Engine::start(config, engine_support::fake::factory(Script { logit_rows: 8, ..Script::default() }));
+    assert!(refused.err().is_some_and(|e| e.to_string().contains("log-probabilities of 8 rows")));
+}
+
+#[test]
+fn the_account_starts_with_what_the_backend_counted_at_its_start_and_follows_every_step() {
+    let (engine, hub) = (start(config(), Script::default()), Hub::start());
+    let counts = |engine: &Engine| engine.handle().snapshot().account.steps.device;
+    assert_eq!(counts(&engine), engine_support::fake::counted(0));
+    hub.end(submit(&engine.handle(), &hub, spec(&prompt(20, 1), 12)));
+    settle(&engine.handle());
+    assert_eq!(counts(&engine), engine_support::fake::counted(12));
 }
 
 #[test]

@@ -446,7 +446,8 @@ fn what_is_left_at_the_deadline_of_a_drain_fails_in_the_typed_way() {
 
 #[test]
 fn a_dead_engine_fails_every_session_in_the_typed_way_and_turns_health_to_503() {
-    for fault in [Fault::FailAtPoll, Fault::FailAtSubmit, Fault::Panic, Fault::Hang] {
+    let stuck = [Fault::Hang, Fault::BlockInSubmit, Fault::BlockInPoll];
+    for fault in [Fault::FailAtPoll, Fault::FailAtSubmit, Fault::Panic].into_iter().chain(stuck) {
         let at = move |step| if step == 20 { fault } else { Fault::Nothing };
         let script = Script { step_time: Duration::from_millis(2), fault: Arc::new(at), ..Script::default() };
         let server = Scripted::start(script, &["executor.step_timeout_ms=500", "server.fatal_linger_ms=1500"]);

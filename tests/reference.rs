@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use crucible::admission::RequestId;
 use crucible::backend::cpu::{CpuBackend, CpuConfig, Isa};
 use crucible::backend::{
-    Backend, HostLogits, Input, Row, Rule, SamplingRow, SlotBinding, Start, Step, StepLimits, StepValidator, Want,
+    Backend, HostLogits, Input, Row, Rule, SamplingRow, SlotBinding, Start, Step, StepValidator, Want,
 };
 use crucible::model::pull::sha256;
 use crucible::model::{LoadedModel, ModelSource, Profile, SpecialTokens, load};
@@ -119,14 +119,7 @@ fn engine_logits(profile: Profile, ids: &Ids) -> BTreeMap<String, Vec<Vec<f32>>>
     let config = CpuConfig { threads: 0, isa: Isa::Auto, pages, page_tokens: 16, slots: 1, max_step_tokens: longest };
     let mut backend = CpuBackend::new(model(profile).weights, profile, config).expect("the backend starts");
     let facts = backend.facts().clone();
-    let mut validator = StepValidator::new(StepLimits {
-        pages,
-        page_tokens: 16,
-        slots: 1,
-        max_step_tokens: longest,
-        context: facts.context,
-        vocab: facts.vocab,
-    });
+    let mut validator = StepValidator::new(facts.step_limits());
     let mut logits = BTreeMap::new();
     for (id, (name, tokens)) in (1..).zip(&ids.logits) {
         let request = RequestId(id);

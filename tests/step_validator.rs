@@ -3,8 +3,15 @@
 use crucible::admission::RequestId;
 use crucible::backend::*;
 
-const LIMITS: StepLimits =
-    StepLimits { pages: 8, page_tokens: 16, slots: 4, max_step_tokens: 40, context: 48, vocab: 100 };
+const LIMITS: StepLimits = StepLimits {
+    pages: 8,
+    page_tokens: 16,
+    slots: 4,
+    max_step_tokens: 40,
+    host_logit_rows: 3,
+    context: 48,
+    vocab: 100,
+};
 
 fn sampling() -> SamplingRow {
     SamplingRow { rule: Rule::Greedy, seed: 0, token_index: 0, choice: 0 }
@@ -149,12 +156,21 @@ fn faults_of_a_selection_are_refused_and_a_wide_top_k_is_not() {
     }
     let many = refused(|s| s.rows[0].logprobs = Some(101));
     assert_eq!(many, PlanError::TooManyLogprobs { slot: 0, wanted: 101, vocab: 100 });
+    for (logprobs, host_logits) in [(Some(0), HostLogits::No), (None, HostLogits::Yes)] {
+        let many = refused(move |s| {
+            s.rows[0] = Row { want: Want::All, logprobs, host_logits, ..row(0, Start::Device, 4) };
+            s.tokens = vec![0; 4];
+        });
+        assert_eq!(many, PlanError::TooManyHostLogits { rows: 4, limit: 3 });
+    }
     let overflow = refused(|s| {
         s.rows[0] = Row { len: 2, want: Want::All, ..row(0, Start::Device, 2) };
         s.rows[0].sampling.token_index = u32::MAX;
         s.tokens = vec![0, 0];
     });
     assert_eq!(overflow, PlanError::TokenIndexOverflow { slot: 0 });
+    let rows = vec![Row { want: Want::All, logprobs: Some(1), ..row(0, Start::Device, 3) }, row(1, Start::Device, 1)];
+    begun().check(Step { rows, tokens: vec![0; 4], ..decode() }).expect("three positions with logits are allowed");
     let mut step = decode();
     step.rows[0].sampling.rule = rule(1.0, 1 << 32, 1.0);
     begun().check(step).expect("a top_k above the vocabulary keeps all");

@@ -10,3 +10,4 @@ pub mod planner;
 pub mod sampler;
 pub mod session;
 pub mod topology;
+mod watchdog;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use actix::{Addr, AsyncContext, Context};
 use tokio::sync::{oneshot, watch};
@@ -19,6 +19,7 @@ use super::pages::messages::Release;
 use super::planner::PlannerActor;
 use super::sampler::SamplerActor;
 use super::session::messages::{SessionEnd, SessionFailure, TokenBatch, TokenEntry};
+use super::watchdog::{StepTimer, Watchdog};
 use super::{executor, planner};
 use crate::admission::{Admission, FinishedSample, Limits, QueuePermit, QueuePermits, RequestId, RequestIds, Snapshot};
 use crate::backend::{Backend, BackendError, BackendFactory, Facts, StepValidator};
@@ -170,11 +171,16 @@ impl EngineHandle {
     }
 }
 
+/// Time that the thread of a dead engine has to end. It may be stuck in a call of the backend for good, and is then left behind.
+const DEAD_THREAD_PATIENCE: Duration = Duration::from_secs(2);
+
 /// The running engine; dropping it stops the arbiter and joins its thread.
 pub struct Engine {
     handle: EngineHandle,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
+    /// Dropped after the thread has ended.
+    _watchdog: Watchdog,
 }
 
 impl Engine {
@@ -186,17 +192,17 @@ impl Engine {
         let (stop, stopped) = oneshot::channel();
         let (started, starting) = mpsc::channel();
         let fatal = FatalFlag::new();
+        let no_thread = |error: std::io::Error| EngineError::Thread(error.to_string());
+        let watchdog = Watchdog::start(config.step_timeout, fatal.clone()).map_err(no_thread)?;
+        let timer = watchdog.timer().ok_or_else(|| EngineError::Thread("the watchdog has ended".into()))?;
         let on_thread = fatal.clone();
         let body = move || {
             on_thread.guard_this_thread();
-            actix::System::new().block_on(live(config, backend, on_thread, started, stopped));
+            actix::System::new().block_on(live(config, backend, (on_thread, timer), started, stopped));
         };
-        let thread = std::thread::Builder::new()
-            .name("crucible-engine".into())
-            .spawn(body)
-            .map_err(|error| EngineError::Thread(error.to_string()))?;
+        let thread = std::thread::Builder::new().name("crucible-engine".into()).spawn(body).map_err(no_thread)?;
         match starting.recv() {
-            Ok(started) => Ok(Self { handle: started?, stop: Some(stop), thread: Some(thread) }),
+            Ok(started) => Ok(Self { handle: started?, stop: Some(stop), thread: Some(thread), _watchdog: watchdog }),
             Err(_) => {
                 let reason = fatal.reason().map_or_else(|| "it ended at once".to_owned(), |r| r.to_string());
                 Err(EngineError::Thread(reason))
@@ -215,9 +221,18 @@ impl Drop for Engine {
         if let Some(stop) = self.stop.take() {
             let _ = stop.send(());
         }
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        let Some(thread) = self.thread.take() else { return };
+        let mut dead_since = None;
+        while !thread.is_finished() {
+            if self.handle.fatal.reason().is_some() {
+                let since: Instant = *dead_since.get_or_insert_with(Instant::now);
+                if since.elapsed() > DEAD_THREAD_PATIENCE {
+                    return tracing::warn!("the engine's thread does not answer and is left behind");
+                }
+            }
+            std::thread::sleep(Duration::from_millis(1));
         }
+        let _ = thread.join();
     }
 }
 
@@ -225,11 +240,11 @@ impl Drop for Engine {
 async fn live(
     config: EngineConfig,
     backend: BackendFactory,
-    fatal: FatalFlag,
+    (fatal, timer): (FatalFlag, StepTimer),
     started: mpsc::Sender<Result<EngineHandle, EngineError>>,
     mut stopped: oneshot::Receiver<()>,
 ) {
-    let engine = backend().map_err(EngineError::from).and_then(|b| start_actors(&config, b, &fatal));
+    let engine = backend().map_err(EngineError::from).and_then(|b| start_actors(&config, b, &fatal, timer));
     let engine = match engine.and_then(|engine| pin_this_thread(config.pin).map(|()| engine)) {
         Ok(engine) => engine,
         Err(error) => {
@@ -284,6 +299,12 @@ fn check_fit(config: &EngineConfig, facts: &Facts) -> Result<(), EngineError> {
         let most = facts.max_step_tokens;
         return mismatch(format!("limits.max_batch is {batch}, a step takes {most} tokens: one more is needed"));
     }
+    if batch > facts.host_logit_rows {
+        let most = facts.host_logit_rows;
+        return mismatch(format!(
+            "limits.max_batch is {batch}, the backend gives log-probabilities of {most} rows a step"
+        ));
+    }
     if budget == 0 || config.chunk_cap == Some(0) || config.prefill_max_requests == 0 {
         return mismatch("prefill.token_budget, chunk_cap and max_requests must be at least 1".into());
     }
@@ -327,7 +348,12 @@ fn make_handle(
 }
 
 /// The five actors know each other in a ring, so their addresses are made before any of them runs.
-fn start_actors(config: &EngineConfig, backend: Box<dyn Backend>, fatal: &FatalFlag) -> Result<Running, EngineError> {
+fn start_actors(
+    config: &EngineConfig,
+    backend: Box<dyn Backend>,
+    fatal: &FatalFlag,
+    timer: StepTimer,
+) -> Result<Running, EngineError> {
     let facts = backend.facts().clone();
     check_fit(config, &facts)?;
     let trace = config
@@ -341,7 +367,10 @@ fn start_actors(config: &EngineConfig, backend: Box<dyn Backend>, fatal: &FatalF
     let (planner, executor, sampler) = (planner_ctx.address(), executor_ctx.address(), sampler_ctx.address());
     let handle = make_handle(config, &facts, admission.clone(), fatal);
 
-    let core = Admission::new(config.max_batch, facts.pages);
+    let mut core = Admission::new(config.max_batch, facts.pages);
+    let mut planner_core = Planner::new(planner_config(config, &facts));
+    planner_core.start_from(backend.counts());
+    core.progressed(planner_core.counters().clone(), 0);
     handle.board.publish(core.account(), Vec::new());
     let (board, drains) = (Arc::clone(&handle.board), Vec::new());
     admission_ctx.run(AdmissionActor { core, pages: pages.clone(), planner: planner.clone(), board, clock, drains });
@@ -349,7 +378,7 @@ fn start_actors(config: &EngineConfig, backend: Box<dyn Backend>, fatal: &FatalF
     let home: PageHome = Arc::new(move |returned| pages.do_send(Release(returned)));
     pages_ctx.run(PagesActor { pool: Pool::new(facts.pages), home, admission: admission.clone() });
 
-    let core = Planner::new(planner_config(config, &facts));
+    let core = planner_core;
     let (to_executor, to_sampler, to_admission) = (executor.clone(), sampler.clone(), admission.clone());
     planner_ctx.run(PlannerActor { core, executor: to_executor, sampler: to_sampler, admission: to_admission, clock });
 
@@ -357,7 +386,7 @@ fn start_actors(config: &EngineConfig, backend: Box<dyn Backend>, fatal: &FatalF
     sampler_ctx.run(SamplerActor { core: Sampler::default(), planner: planner.clone(), admission, outbox });
 
     let validator = StepValidator::new(facts.step_limits());
-    let (step_timeout, flight, fatal) = (config.step_timeout, Flight::default(), fatal.clone());
-    executor_ctx.run(ExecutorActor { backend, validator, sampler, fatal, clock, step_timeout, trace, flight });
+    let (flight, fatal) = (Flight::default(), fatal.clone());
+    executor_ctx.run(ExecutorActor { backend, validator, sampler, fatal, clock, timer, trace, flight });
     Ok(Running { handle, planner, executor })
 }

@@ -3,6 +3,8 @@
 
 use serde::Serialize;
 
+use crate::backend::DeviceCounts;
+
 /// The surface a request came through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -141,12 +143,18 @@ pub struct StepCounters {
     pub last_prefill_batch_tokens: u32,
     /// Most tokens in one prefill batch.
     pub max_prefill_batch_tokens: u32,
-    /// Bytes device to host that prefill rows caused (4 per final row).
+    /// Bytes of the token ids that final prefill rows returned (4 each).
     pub prefill_d2h_bytes: u64,
     /// Bytes device to host in all.
     pub d2h_bytes: u64,
     /// Bytes host to device in all.
     pub h2d_bytes: u64,
+    /// Bytes device to host of the last step.
+    pub last_step_d2h_bytes: u64,
+    /// Bytes host to device of the last step.
+    pub last_step_h2d_bytes: u64,
+    /// What the backend has counted.
+    pub device: DeviceCounts,
 }
 
 /// Counters and gauges of the engine.

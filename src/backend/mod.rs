@@ -3,6 +3,8 @@
 //! A backend owns weights, KV pool, slot state and streams. It never sees a request twice under two names and never knows why a
 //! row is in a step. Two steps may be in flight; they complete in the order of submission.
 
+#[forbid(unsafe_code)]
+pub mod counts;
 pub mod cpu;
 pub mod cuda;
 #[forbid(unsafe_code)]
@@ -14,6 +16,7 @@ pub mod validate;
 
 use std::sync::Arc;
 
+pub use counts::{DeviceCounts, GraphClass, GraphCounts};
 pub use step::{
     Adjust, HostLogits, Input, LogprobsWanted, Row, RowOutput, Rule, SamplingRow, SlotBinding, Start, Step, StepOutput,
     StepTiming, TokenLogprobs, Want,
@@ -36,6 +39,8 @@ pub struct Facts {
     pub slots: usize,
     /// Most token rows in one step, decode rows included.
     pub max_step_tokens: usize,
+    /// Most positions in one step whose logits the host reads, for log-probabilities or as they are.
+    pub host_logit_rows: usize,
     /// Longest sequence in tokens.
     pub context: usize,
     /// Vocabulary size.
@@ -54,6 +59,7 @@ impl Facts {
             page_tokens: self.page_tokens,
             slots: self.slots,
             max_step_tokens: self.max_step_tokens,
+            host_logit_rows: self.host_logit_rows,
             context: self.context,
             vocab: self.vocab,
         }
@@ -117,6 +123,11 @@ pub enum BackendError {
 pub trait Backend {
     /// What this backend is and can take.
     fn facts(&self) -> &Facts;
+
+    /// What it has counted since its start; the same numbers ride in every step's timing.
+    fn counts(&self) -> DeviceCounts {
+        DeviceCounts::default()
+    }
 
     /// Whether the executor must poll.
     fn completion(&self) -> Completion;

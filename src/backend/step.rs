@@ -6,6 +6,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use super::counts::DeviceCounts;
 use crate::admission::RequestId;
 
 /// Where a row starts in its sequence.
@@ -186,6 +187,8 @@ pub struct StepTiming {
     pub upload_bytes: u64,
     /// Bytes device to host.
     pub download_bytes: u64,
+    /// What the backend had counted since its start when this step was launched.
+    pub counts: DeviceCounts,
 }
 
 /// A finished step. Rows that wanted nothing do not appear.

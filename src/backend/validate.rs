@@ -5,7 +5,7 @@
 //! that a sequence has ended: a binding that takes pages of an older binding revokes that older slot, and a later row of a revoked
 //! slot is refused. Two sequences therefore never write one page.
 
-use super::step::{Adjust, Input, Row, Rule, SlotBinding, Start, Step, Want};
+use super::step::{Adjust, HostLogits, Input, Row, Rule, SlotBinding, Start, Step, Want};
 use crate::admission::RequestId;
 use crate::arith::MAX_BIAS;
 
@@ -20,6 +20,8 @@ pub struct StepLimits {
     pub slots: usize,
     /// Most token rows.
     pub max_step_tokens: usize,
+    /// Most positions whose logits the host reads.
+    pub host_logit_rows: usize,
     /// Longest sequence.
     pub context: usize,
     /// Vocabulary size.
@@ -36,6 +38,8 @@ pub enum PlanError {
     EmptyStep,
     #[error("the step has {rows} token rows, the limit is {limit}")]
     TooManyTokenRows { rows: usize, limit: usize },
+    #[error("the step wants logits of {rows} positions on the host, the limit is {limit}")]
+    TooManyHostLogits { rows: usize, limit: usize },
     #[error("the step carries {given} tokens, its rows need {needed}")]
     TokenCount { given: usize, needed: usize },
     #[error("token id {id} is outside the vocabulary of {vocab}")]
@@ -147,6 +151,18 @@ struct Marks {
     binding_of_slot: Vec<(u64, u32)>,
     row_of_slot: Vec<u64>,
     slot_of_page: Vec<(u64, u32)>,
+}
+
+/// Positions of a row whose logits the host reads.
+fn host_logit_rows(row: &Row) -> usize {
+    if row.logprobs.is_none() && row.host_logits == HostLogits::No {
+        return 0;
+    }
+    match row.want {
+        Want::None => 0,
+        Want::Last => 1,
+        Want::All => row.len as usize,
+    }
 }
 
 /// Follows the slots from step to step and checks each step against them.
@@ -330,6 +346,10 @@ impl StepValidator {
         let (rows, limit) = (step.token_rows(), self.limits.max_step_tokens);
         if rows > limit {
             return Err(PlanError::TooManyTokenRows { rows, limit });
+        }
+        let (rows, limit) = (step.rows.iter().map(host_logit_rows).sum(), self.limits.host_logit_rows);
+        if rows > limit {
+            return Err(PlanError::TooManyHostLogits { rows, limit });
         }
         let needed = step.rows.iter().filter(|r| r.input == Input::Tokens).map(|r| r.len as usize).sum();
         if step.tokens.len() != needed {

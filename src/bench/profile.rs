@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 
+use crate::backend::cuda::CudaBackend;
 use crate::backend::cuda::driver::Event;
 use crate::backend::cuda::kernels::LaunchError;
 use crate::backend::cuda::pass::Stage;
-use crate::backend::cuda::{CudaBackend, CudaCounts};
+use crate::backend::{Backend, DeviceCounts};
 
 /// A benchmark that cannot go on.
 pub type Failure = Box<dyn std::error::Error>;
@@ -21,7 +22,7 @@ pub struct Profile {
     /// Its graph; median.
     pub replay_us: f64,
     /// The backend's counters afterwards.
-    pub counts: CudaCounts,
+    pub counts: DeviceCounts,
 }
 
 const ROUNDS: usize = 20;

@@ -2,6 +2,7 @@
 //! line of passes and failures.
 
 pub mod compile;
+pub mod failure;
 pub mod kernels;
 pub mod models;
 pub mod play;

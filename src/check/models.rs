@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::backend::cpu::{CpuBackend, CpuConfig, Isa};
 use crate::backend::cuda::{CudaBackend, CudaConfig, GraphLimits, PoolSize};
-use crate::backend::{Backend, BackendError, Completion, Facts, StepOutput, ValidStep};
+use crate::backend::{Backend, BackendError, Completion, DeviceCounts, Facts, StepOutput, ValidStep};
 use crate::model::{Geometry, MatrixFormat, ModelWeights, Profile, RopePairing, synthetic};
 
 /// A named geometry.
@@ -76,6 +76,8 @@ pub struct Setup {
     pub slots: usize,
     /// Token rows of a step.
     pub tokens: usize,
+    /// Positions of a step whose logits the host reads (CUDA).
+    pub logit_rows: usize,
     /// Graph classes (CUDA).
     pub graphs: GraphLimits,
     /// Folder to search first for the compiler (CUDA).
@@ -126,6 +128,7 @@ impl Subject {
                     pool: PoolSize::Pages(setup.pages),
                     slots: setup.slots,
                     max_step_tokens: setup.tokens,
+                    host_logit_rows: setup.logit_rows,
                     graphs: setup.graphs,
                     cache_dir: setup.cache_dir.clone(),
                     libraries: setup.libraries.clone(),
@@ -143,7 +146,7 @@ impl Subject {
         }
     }
 
-    /// The GPU's backend, for its counters.
+    /// The GPU's backend, for profiles.
     pub fn cuda(&self) -> Option<&CudaBackend> {
         match self {
             Subject::Cpu(_) => None,
@@ -153,6 +156,13 @@ impl Subject {
 }
 
 impl Backend for Subject {
+    fn counts(&self) -> DeviceCounts {
+        match self {
+            Subject::Cpu(b) => b.counts(),
+            Subject::Cuda(b) => b.counts(),
+        }
+    }
+
     fn facts(&self) -> &Facts {
         match self {
             Subject::Cpu(b) => b.facts(),

@@ -8,8 +8,8 @@ use super::Dice;
 use super::models::Subject;
 use crate::admission::RequestId;
 use crate::backend::{
-    Adjust, Backend, HostLogits, Input, Row, RowOutput, Rule, SamplingRow, SlotBinding, Start, Step, StepLimits,
-    StepTiming, StepValidator, Want,
+    Adjust, Backend, HostLogits, Input, Row, RowOutput, Rule, SamplingRow, SlotBinding, Start, Step, StepTiming,
+    StepValidator, Want,
 };
 
 /// A sequence to generate.
@@ -128,14 +128,7 @@ impl Player {
     /// Takes a fresh backend.
     pub fn new(subject: Subject) -> Self {
         let f = subject.facts();
-        let limits = StepLimits {
-            pages: f.pages,
-            page_tokens: f.page_tokens,
-            slots: f.slots,
-            max_step_tokens: f.max_step_tokens,
-            context: f.context,
-            vocab: f.vocab,
-        };
+        let limits = f.step_limits();
         let (free_pages, free_slots) = ((0..f.pages as u32).rev().collect(), (0..f.slots as u32).rev().collect());
         Self { subject, validator: StepValidator::new(limits), free_pages, free_slots, next_step: 1, next_request: 1 }
     }

@@ -47,7 +47,7 @@ impl Scorer {
         Self { driver, windows: 0 }
     }
 
-    /// Scores tokens 1.. of `window` given those before them, `slice` positions a step.
+    /// Scores tokens 1.. of `window` given those before them, `slice` positions a step, or as many as the backend gives logits of.
     ///
     /// # Errors
     /// The window does not fit the backend, or a step failed.
@@ -55,10 +55,11 @@ impl Scorer {
         self.windows += 1;
         let request = RequestId(self.windows);
         let facts = self.driver.backend().facts();
+        let most = facts.host_logit_rows.max(1);
         let pages = (0..window.len().div_ceil(facts.page_tokens) as u32).collect();
         let mut bindings = vec![SlotBinding { slot: 0, request, pages, adjust: None }];
         let mut position = 0;
-        for tokens in window.chunks(slice.max(1)) {
+        for tokens in window.chunks(slice.clamp(1, most)) {
             let row = row(request, position, tokens.len());
             let output = self.driver.run(std::mem::take(&mut bindings), vec![row], tokens.to_vec())?;
             for logits in output.rows.iter().flat_map(|r| &r.logits) {

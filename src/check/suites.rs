@@ -9,8 +9,8 @@ use super::models::{EAGER, Setup, Shape, Subject, Which, weights};
 use super::play::{Counts, Observe, Pages, Player, Sequence, Style, Trace};
 use super::{Dice, Tally};
 use crate::arith::rule::top_p_fixed;
-use crate::backend::Rule;
 use crate::backend::cuda::GraphLimits;
+use crate::backend::{Backend, Rule};
 use crate::model::{MatrixFormat, Profile};
 
 /// A suite that cannot go on.
@@ -147,6 +147,7 @@ impl<'a> Stage<'a> {
             pages: 2048,
             slots: 16,
             tokens: 1280,
+            logit_rows: 16,
             graphs: GraphLimits::default(),
             libraries: self.options.libraries.clone(),
             kernels: self.options.kernels.clone(),
@@ -241,7 +242,7 @@ fn model(options: &Options) -> Result<u64, Failure> {
             let style = Style::solo(Observe::Everything);
             let crowded =
                 Style { resident: 8, budget: 512, chunk: 100, ahead: 2, shuffle: 9, pages: Pages::Shuffled, ..style };
-            let setup = |which| Setup { which, ..stage.setup() };
+            let setup = |which| Setup { which, logit_rows: 1280, ..stage.setup() };
             let (cpu, cuda) = (setup(Which::Cpu), setup(Which::Cuda));
             let open = |setup: &Setup| -> Result<Player, Failure> {
                 Ok(Player::new(Subject::open(weights(shape, profile, format, 1), profile, setup)?))
@@ -299,8 +300,8 @@ fn graph(stage: &mut Stage<'_>) -> Result<(), Failure> {
             stage.expect(&format!("batch {batch}"), &sequences, &got, &want);
         }
     }
-    let replays = graphs.subject.cuda().map_or(0, |c| c.counts().graphs.replays);
-    let none = eager.subject.cuda().map_or(0, |c| c.counts().graphs.replays);
+    let replays = graphs.subject.counts().all_graphs().replays;
+    let none = eager.subject.counts().all_graphs().replays;
     println!("  {replays} replays with graphs, {none} without");
     stage.tally.case(if replays > 0 && none == 0 { Ok(()) } else { Err("graphs were not used as asked".into()) });
     Ok(())
@@ -366,7 +367,7 @@ fn prefill_graph(stage: &mut Stage<'_>) -> Result<(), Failure> {
         let got = stage.play(&mut graphs, &sequences, &Style::solo(SOLO))?;
         stage.expect(&format!("round {round}"), &sequences, &got, &want);
     }
-    let counts = graphs.subject.cuda().map(|c| c.counts().graphs).unwrap_or_default();
+    let counts = graphs.subject.counts().all_graphs();
     println!("  {counts:?}");
     let bounded = counts.evictions > 0 && counts.replays > 0;
     stage.tally.case(if bounded { Ok(()) } else { Err("the cache did not evict or replay".into()) });
@@ -375,7 +376,7 @@ fn prefill_graph(stage: &mut Stage<'_>) -> Result<(), Failure> {
 
 fn packed(stage: &mut Stage<'_>) -> Result<(), Failure> {
     let mut player = stage.open(&stage.setup())?;
-    let allocations = player.subject.cuda().map_or(0, |c| c.counts().allocations);
+    let allocations = player.subject.counts().allocations;
     for set in 0..stage.options.sets {
         let count = stage.dice.between(12, 19);
         let mut sequences: Vec<Sequence> = (0..count)
@@ -408,7 +409,7 @@ fn packed(stage: &mut Stage<'_>) -> Result<(), Failure> {
             want.rotate_left(turn);
         }
     }
-    let after = player.subject.cuda().map_or(0, |c| c.counts().allocations);
+    let after = player.subject.counts().allocations;
     let outcome =
         if after == allocations { Ok(()) } else { Err(format!("{} allocations inside steps", after - allocations)) };
     stage.tally.case(outcome);
@@ -465,7 +466,8 @@ fn pressure(stage: &mut Stage<'_>) -> Result<(), Failure> {
 }
 
 fn invariance(stage: &mut Stage<'_>) -> Result<(), Failure> {
-    let mut player = stage.open(&stage.setup())?;
+    // Whole prompts are scored at once.
+    let mut player = stage.open(&Setup { logit_rows: 1280, ..stage.setup() })?;
     let mut sequences = Vec::new();
     let mut positions = 0;
     while positions < 11_000 {

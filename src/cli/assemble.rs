@@ -79,7 +79,7 @@ pub fn backend(config: &Config, weights: ModelWeights) -> BackendFactory {
     match config.executor.backend {
         BackendChoice::Cpu => cpu(config, weights),
         BackendChoice::Cuda => cuda(config, weights),
-        BackendChoice::Auto => match cuda::probe(libraries) {
+        BackendChoice::Auto => match cuda::probe(config.executor.device, libraries) {
             Ok(report) => {
                 tracing::info!(gpu = report.name, "a GPU was found");
                 cuda(config, weights)
@@ -130,6 +130,7 @@ fn cuda(config: &Config, weights: ModelWeights) -> BackendFactory {
         pool: config.kv.memory_fraction.map_or(PoolSize::Pages(config.kv.pages), PoolSize::MemoryFraction),
         slots: config.limits.max_batch,
         max_step_tokens: config.max_step_tokens(),
+        host_logit_rows: config.limits.max_batch,
         graphs: GraphLimits {
             decode: if graphs.decode { config.limits.max_batch } else { 0 },
             singleton: if graphs.prefill { graphs.max_entries } else { 0 },

@@ -40,6 +40,7 @@ impl BenchArgs {
             pages: 4096,
             slots: 64,
             tokens: 4096,
+            logit_rows: 64,
             graphs: GraphLimits::default(),
             libraries: self.libraries.clone(),
             kernels: self.kernels.clone(),

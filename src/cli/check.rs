@@ -10,7 +10,7 @@ use crate::backend::cuda::program::{ARCHITECTURES, Program};
 use crate::backend::cuda::sources::{SourceError, Sources};
 use crate::check::models::{Shape, Which};
 use crate::check::suites::{self, Suite};
-use crate::check::{compile, kernels};
+use crate::check::{compile, failure, kernels};
 use crate::model::Profile;
 
 /// Run a validation suite.
@@ -48,7 +48,9 @@ enum Command {
     Pressure(SuiteArgs),
     /// Every position of many prompts, alone against crowded.
     Invariance(SuiteArgs),
-    /// Everything that this backend can run.
+    /// A device that fails under live requests: a kernel that traps (GPU, once), a compute thread that panics (CPU).
+    Failure(SuiteArgs),
+    /// Everything that this backend can run, but for `failure`, which breaks the device.
     All(SuiteArgs),
 }
 
@@ -120,6 +122,7 @@ pub(super) fn announce(kernels: Option<&Path>) -> Result<(), SourceError> {
 
 /// Runs the suite; fails when anything in it fails.
 pub fn run(args: &Args) -> Outcome {
+    let breaks_the_device = matches!(args.suite, Command::Failure(_));
     let (args, chosen) = match &args.suite {
         Command::Compile(args) => return run_compile(args),
         Command::Kernels(args) => (args, vec![]),
@@ -134,10 +137,11 @@ pub fn run(args: &Args) -> Outcome {
         Command::Sampling(args) => (args, vec![Suite::Sampling]),
         Command::Pressure(args) => (args, vec![Suite::Pressure]),
         Command::Invariance(args) => (args, vec![Suite::Invariance]),
+        Command::Failure(args) => (args, vec![]),
         Command::All(args) => (args, Suite::ALL.to_vec()),
     };
     announce(args.kernels.as_deref())?;
-    let with_kernels = matches!(chosen.len(), 0 | 11) && args.backend == Which::Cuda;
+    let with_kernels = matches!(chosen.len(), 0 | 11) && !breaks_the_device && args.backend == Which::Cuda;
     let mut failures = 0;
     if with_kernels {
         failures += kernels::run(&kernels::Options {
@@ -160,6 +164,9 @@ pub fn run(args: &Args) -> Outcome {
         sets: args.sets,
         steps: args.steps,
     };
+    if breaks_the_device {
+        failures += failure::run(&options)?;
+    }
     for suite in chosen {
         if suite == Suite::Model && args.backend == Which::Cpu {
             println!("Model: skipped, it compares the GPU with the CPU");

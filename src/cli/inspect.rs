@@ -1,10 +1,12 @@
-//! `crucible inspect`: what a model file holds, without computing anything: geometry, metadata, tensors, special tokens.
+//! `crucible inspect`: what a model file holds, without computing anything: geometry, metadata, tensors, special tokens; with
+//! `--device` what the machine's GPU is and where its libraries were found.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use super::{Outcome, pull};
+use crate::backend::cuda;
 use crate::model::gguf::{self, Gguf};
 use crate::model::pull::Progress;
 use crate::model::{Geometry, MatrixFormat, SpecialText, Tokenizer};
@@ -20,6 +22,15 @@ pub struct Args {
     /// Lists every tensor, not only the sums by format.
     #[arg(long)]
     tensors: bool,
+    /// Shows the GPU and its libraries instead of a model; without a GPU it says why there is none.
+    #[arg(long, conflicts_with_all = ["model", "cache", "tensors"])]
+    device: bool,
+    /// Device ordinal.
+    #[arg(long, default_value_t = 0, requires = "device")]
+    ordinal: usize,
+    /// Folder that is searched first for the kernel compiler.
+    #[arg(long, value_name = "DIR", requires = "device")]
+    libraries: Option<PathBuf>,
 }
 
 /// Prints the report.
@@ -27,6 +38,13 @@ pub struct Args {
 /// # Errors
 /// A file that is not a supported model, or the pull's.
 pub fn run(args: &Args) -> Outcome {
+    if args.device {
+        match cuda::inspect(args.ordinal, args.libraries.as_deref()) {
+            Ok(report) => println!("{report}"),
+            Err(reason) => println!("no usable GPU: {reason}"),
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
     let path = model_path(args.model.as_ref(), args.cache.as_ref())?;
     let (map, gguf) = gguf::open(&path)?;
     let geometry = gguf::llama::geometry(&gguf)?;

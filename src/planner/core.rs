@@ -12,7 +12,7 @@ use super::budget::TokenBudget;
 use super::counters::{RowInFlight, count};
 use super::resident::{Cause, Resident, RowEnd, Sequence};
 use crate::admission::{Dialect, Ended, Outcome, RequestId, StepCounters};
-use crate::backend::{STEPS_IN_FLIGHT, Step, StepTiming};
+use crate::backend::{DeviceCounts, STEPS_IN_FLIGHT, Step, StepTiming};
 use crate::pages::PageLease;
 
 /// The planner's bounds.
@@ -197,6 +197,11 @@ impl Planner {
             }
         }
         self.residents.values_mut().for_each(|r| r.end(Outcome::Failed));
+    }
+
+    /// Starts from what the backend has counted before the first step: graphs recorded, memory allocated.
+    pub fn start_from(&mut self, device: DeviceCounts) {
+        self.counters.device = device;
     }
 
     /// What the steps did so far.

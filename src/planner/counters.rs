@@ -23,6 +23,8 @@ impl RowInFlight {
 pub(super) fn count(counters: &mut StepCounters, rows: &[RowInFlight], timing: &StepTiming) {
     counters.d2h_bytes += timing.download_bytes;
     counters.h2d_bytes += timing.upload_bytes;
+    (counters.last_step_d2h_bytes, counters.last_step_h2d_bytes) = (timing.download_bytes, timing.upload_bytes);
+    counters.device = timing.counts;
     let decode = rows.iter().filter(|r| r.prompt == 0).count() as u32;
     if decode > 0 {
         counters.decode_steps += 1;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::admission::{Dialect, Ended, Limits, Outcome, RequestId, RequestSpec, ValidRequest};
-use crate::backend::{Input, Row, Rule, Start, StepTiming, Want};
+use crate::backend::{DeviceCounts, Input, Row, Rule, Start, StepTiming, Want};
 use crate::pages::{PageHome, PageLease, Pool};
 
 const LIMITS: Limits =
@@ -250,7 +250,8 @@ fn counters_tell_batches_slices_and_final_rows_apart() {
     let mut planner = with_prompts(config(), &[20, 30, 40], 2);
     for (step, tokens) in [(1, &[1, 2][..]), (2, &[1, 2, 3]), (3, &[3])] {
         planner.plan().unwrap();
-        let timing = StepTiming { download_bytes: 12, upload_bytes: 100, ..StepTiming::default() };
+        let counts = DeviceCounts { allocations: 40 + step, ..DeviceCounts::default() };
+        let timing = StepTiming { download_bytes: 12, upload_bytes: 98 + step, counts, ..StepTiming::default() };
         planner.retire(&Retired { timing, ..retired(step, tokens) });
     }
     let c = planner.counters();
@@ -258,6 +259,7 @@ fn counters_tell_batches_slices_and_final_rows_apart() {
     assert_eq!((c.prefill_tokens, c.packed_prefill_tokens, c.max_prefill_batch_tokens), (90, 64, 64));
     assert_eq!((c.last_prefill_batch_tokens, c.last_prefill_batch_requests, c.last_prefill_chunk_tokens), (26, 1, 26));
     assert_eq!((c.prefill_final_rows, c.prefill_d2h_bytes, c.d2h_bytes, c.h2d_bytes), (3, 12, 36, 300));
+    assert_eq!((c.last_step_d2h_bytes, c.last_step_h2d_bytes, c.device.allocations), (12, 101, 43));
     assert_eq!((c.decode_steps, c.decode_rows, c.last_batch_size, c.decode_batch_peak), (2, 3, 1, 2));
     let up_to =
         |sizes: crate::admission::account::SizeCounts, bound| sizes.cumulative().find(|s| s.0 == bound).map(|s| s.1);

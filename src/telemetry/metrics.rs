@@ -12,6 +12,7 @@ use super::names::{self, Kind, Metric};
 use crate::actors::topology::{EngineHandle, Published};
 use crate::admission::account::SizeCounts;
 use crate::admission::{Account, Dialect, FinishedSample, Outcome};
+use crate::backend::{GraphClass, GraphCounts};
 use crate::protocol::errors::Code;
 
 /// Content type of the text format.
@@ -56,12 +57,36 @@ struct Series {
     decode_rows: Counter,
     d2h: Counter,
     h2d: Counter,
+    /// In the order of `GraphClass::ALL`.
+    graphs: Vec<GraphSeries>,
+    device_allocations: Counter,
     ttft: Histogram,
     inter_token: Histogram,
     queue_time: Histogram,
     e2e: Histogram,
     prompt_length: Histogram,
     output_length: Histogram,
+}
+
+/// Series of one class of graphs.
+struct GraphSeries {
+    replays: Counter,
+    eager: Counter,
+    kept: Counter,
+    failed: Counter,
+    evictions: Counter,
+    capture_us: Counter,
+}
+
+impl GraphSeries {
+    fn set(&self, counts: &GraphCounts) {
+        self.replays.absolute(counts.replays);
+        self.eager.absolute(counts.eager);
+        self.kept.absolute(counts.captures);
+        self.failed.absolute(counts.failures);
+        self.evictions.absolute(counts.evictions);
+        self.capture_us.absolute(counts.capture_us);
+    }
 }
 
 fn key(metric: Metric, labels: &[(&'static str, &'static str)]) -> Key {
@@ -80,6 +105,17 @@ impl Series {
             let one =
                 |outcome: &Outcome| counter(names::ENDED, &[("dialect", dialect.name()), ("outcome", outcome.name())]);
             Outcome::ALL.iter().map(one).collect()
+        };
+        let graphs = |class: &GraphClass| {
+            let class = ("class", class.name());
+            GraphSeries {
+                replays: counter(names::GRAPH_STEPS, &[class, ("launch", "graph")]),
+                eager: counter(names::GRAPH_STEPS, &[class, ("launch", "eager")]),
+                kept: counter(names::GRAPH_CAPTURES, &[class, ("outcome", "kept")]),
+                failed: counter(names::GRAPH_CAPTURES, &[class, ("outcome", "failed")]),
+                evictions: counter(names::GRAPH_EVICTIONS, &[class]),
+                capture_us: counter(names::GRAPH_CAPTURE_TIME, &[class]),
+            }
         };
         Self {
             running: gauge(names::RUNNING),
@@ -105,6 +141,8 @@ impl Series {
             decode_rows: counter(names::DECODE_ROWS, &[]),
             d2h: counter(names::TRANSFERRED, &[("direction", "d2h")]),
             h2d: counter(names::TRANSFERRED, &[("direction", "h2d")]),
+            graphs: GraphClass::ALL.iter().map(graphs).collect(),
+            device_allocations: counter(names::DEVICE_ALLOCATIONS, &[]),
             ttft: histogram(names::TTFT),
             inter_token: histogram(names::INTER_TOKEN),
             queue_time: histogram(names::QUEUE_TIME),
@@ -154,6 +192,10 @@ impl Series {
         self.decode_rows.absolute(steps.decode_rows);
         self.d2h.absolute(steps.d2h_bytes);
         self.h2d.absolute(steps.h2d_bytes);
+        for (series, counts) in self.graphs.iter().zip(&steps.device.graphs) {
+            series.set(counts);
+        }
+        self.device_allocations.absolute(steps.device.allocations);
     }
 }
 
@@ -298,6 +340,33 @@ mod tests {
         holds("crucible_inter_token_latency_seconds_count 4");
         holds("crucible_ended_requests_total{dialect=\"native\",outcome=\"finished\"} 2");
         holds("crucible_ended_requests_total{dialect=\"openai_chat\",outcome=\"failed\"} 0");
+    }
+
+    #[test]
+    fn graphs_are_told_apart_by_class_launch_and_outcome() {
+        let metrics = Metrics::new();
+        let mut account = Account::default();
+        let counts = |n| GraphCounts {
+            replays: n,
+            eager: n + 1,
+            captures: n + 2,
+            failures: n + 3,
+            evictions: n + 4,
+            capture_us: n + 5,
+        };
+        account.steps.device.graphs = [counts(10), counts(20), counts(30)];
+        account.steps.device.allocations = 99;
+        let snapshot = Arc::new(Snapshot { account, version: 1 });
+        metrics.absorb(&Published { snapshot, samples: Vec::new(), samples_dropped: 0 });
+        let text = metrics.handle.render();
+        let holds = |line: &str| assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+        holds("crucible_graph_steps_total{class=\"decode\",launch=\"graph\"} 10");
+        holds("crucible_graph_steps_total{class=\"prefill\",launch=\"eager\"} 21");
+        holds("crucible_graph_captures_total{class=\"packed\",outcome=\"kept\"} 32");
+        holds("crucible_graph_captures_total{class=\"decode\",outcome=\"failed\"} 13");
+        holds("crucible_graph_evictions_total{class=\"prefill\"} 24");
+        holds("crucible_graph_capture_microseconds_total{class=\"packed\"} 35");
+        holds("crucible_device_allocations_total 99");
     }
 
     #[test]

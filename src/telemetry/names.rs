@@ -177,6 +177,42 @@ pub const TRANSFERRED: Metric = counter(
     None,
 );
 
+/// Steps by the way they were launched.
+pub const GRAPH_STEPS: Metric = counter(
+    "crucible_graph_steps_total",
+    Unit::Count,
+    "Steps on a GPU by class of shape (decode, prefill, packed) and launch (graph: a hit, eager: kernel by kernel).",
+    None,
+);
+/// Graphs recorded.
+pub const GRAPH_CAPTURES: Metric = counter(
+    "crucible_graph_captures_total",
+    Unit::Count,
+    "Recordings of graphs by class of shape and outcome (kept, failed); a failed shape runs eagerly from then on.",
+    None,
+);
+/// Graphs dropped.
+pub const GRAPH_EVICTIONS: Metric = counter(
+    "crucible_graph_evictions_total",
+    Unit::Count,
+    "Graphs dropped for room by class of shape; many of them say that graphs.max_entries is too low for this traffic.",
+    None,
+);
+/// Time spent recording.
+pub const GRAPH_CAPTURE_TIME: Metric = counter(
+    "crucible_graph_capture_microseconds_total",
+    Unit::Microseconds,
+    "Time spent recording graphs by class of shape; the engine waits for it.",
+    None,
+);
+/// Allocations of device memory.
+pub const DEVICE_ALLOCATIONS: Metric = counter(
+    "crucible_device_allocations_total",
+    Unit::Count,
+    "Allocations of device and page-locked memory. Constant after the start: none happens inside a step.",
+    None,
+);
+
 /// Time to first token.
 pub const TTFT: Metric = histogram(
     "crucible_time_to_first_token_seconds",
@@ -265,6 +301,11 @@ pub const ALL: &[Metric] = &[
     DECODE_STEPS,
     DECODE_ROWS,
     TRANSFERRED,
+    GRAPH_STEPS,
+    GRAPH_CAPTURES,
+    GRAPH_EVICTIONS,
+    GRAPH_CAPTURE_TIME,
+    DEVICE_ALLOCATIONS,
     TTFT,
     INTER_TOKEN,
     QUEUE_TIME,

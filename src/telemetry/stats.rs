@@ -38,6 +38,17 @@ pub struct Stats {
     pub average_prefill_batch_requests: f64,
     pub average_prefill_batch_tokens: f64,
     pub prefill_d2h_bytes: u64,
+    pub d2h_bytes: u64,
+    pub h2d_bytes: u64,
+    pub last_step_d2h_bytes: u64,
+    pub last_step_h2d_bytes: u64,
+    pub graph_replays: u64,
+    pub graph_eager_steps: u64,
+    pub graph_captures: u64,
+    pub graph_capture_failures: u64,
+    pub graph_evictions: u64,
+    pub graph_capture_us: u64,
+    pub device_allocations: u64,
     pub accepted_requests: u64,
     pub queue_peak: usize,
     pub kv_pages_peak: u32,
@@ -52,6 +63,7 @@ impl Stats {
     /// The statistics of one snapshot.
     pub fn new(snapshot: &Snapshot, permits: &QueuePermits, uptime_seconds: f64) -> Self {
         let (account, steps) = (&snapshot.account, &snapshot.account.steps);
+        let graphs = steps.device.all_graphs();
         Self {
             active_requests: account.resident,
             queued_requests: account.waiting,
@@ -83,6 +95,17 @@ impl Stats {
             average_prefill_batch_requests: average(steps.prefill_requests, steps.prefill_batches),
             average_prefill_batch_tokens: average(steps.prefill_tokens, steps.prefill_batches),
             prefill_d2h_bytes: steps.prefill_d2h_bytes,
+            d2h_bytes: steps.d2h_bytes,
+            h2d_bytes: steps.h2d_bytes,
+            last_step_d2h_bytes: steps.last_step_d2h_bytes,
+            last_step_h2d_bytes: steps.last_step_h2d_bytes,
+            graph_replays: graphs.replays,
+            graph_eager_steps: graphs.eager,
+            graph_captures: graphs.captures,
+            graph_capture_failures: graphs.failures,
+            graph_evictions: graphs.evictions,
+            graph_capture_us: graphs.capture_us,
+            device_allocations: steps.device.allocations,
             accepted_requests: account.accepted,
             queue_peak: permits.peak(),
             kv_pages_peak: account.kv_pages_peak,

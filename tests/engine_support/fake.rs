@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use crucible::admission::RequestId;
 use crucible::backend::{
-    Backend, BackendError, BackendFactory, Completion, Facts, HostLogits, Input, Row, RowOutput, STEPS_IN_FLIGHT,
-    Start, Step, StepOutput, StepTiming, TokenLogprobs, ValidStep, Want,
+    Backend, BackendError, BackendFactory, Completion, DeviceCounts, Facts, GraphCounts, HostLogits, Input, Row,
+    RowOutput, STEPS_IN_FLIGHT, Start, Step, StepOutput, StepTiming, TokenLogprobs, ValidStep, Want,
 };
 
 /// Vocabulary of the fake model.
@@ -23,6 +23,8 @@ pub struct Script {
     pub completion: Completion,
     pub pages: usize,
     pub slots: usize,
+    /// Rows of a step whose logits the host may read.
+    pub logit_rows: usize,
     pub step_time: Duration,
     /// Called with each submitted step's id; what it returns happens.
     pub fault: Arc<dyn Fn(u64) -> Fault + Send + Sync>,
@@ -42,6 +44,17 @@ pub enum Fault {
     FailAtPoll,
     Hang,
     Panic,
+    /// `submit` never returns: the engine's thread is stuck in it.
+    BlockInSubmit,
+    /// `poll` never returns once this step is at the front.
+    BlockInPoll,
+}
+
+/// What a lost driver does to its caller.
+fn never_return() -> ! {
+    loop {
+        std::thread::park();
+    }
 }
 
 impl Default for Script {
@@ -50,6 +63,7 @@ impl Default for Script {
             completion: Completion::Notified,
             pages: 1024,
             slots: 16,
+            logit_rows: 16,
             step_time: Duration::ZERO,
             fault: Arc::new(|_| Fault::Nothing),
             not_finite: Arc::new(|_, _| false),
@@ -58,6 +72,12 @@ impl Default for Script {
             polls: Arc::default(),
         }
     }
+}
+
+/// What the backend has counted after this many steps: three graphs recorded at its start, one more with each step.
+pub fn counted(steps: u64) -> DeviceCounts {
+    let decode = GraphCounts { captures: 3 + steps, replays: steps, ..GraphCounts::default() };
+    DeviceCounts { graphs: [decode, GraphCounts::default(), GraphCounts::default()], allocations: 7 }
 }
 
 /// The token that follows a history.
@@ -98,6 +118,7 @@ struct Slot {
 struct Pending {
     output: Result<StepOutput, String>,
     ready_at: Option<Instant>,
+    blocks: bool,
 }
 
 /// Whether the logits of a request are not finite at a token index.
@@ -129,6 +150,7 @@ pub fn factory(script: Script) -> BackendFactory {
             page_tokens: PAGE,
             slots: script.slots,
             max_step_tokens: 2048,
+            host_logit_rows: script.logit_rows,
             context: 1 << 14,
             vocab: VOCAB,
             weight_bytes: 0,
@@ -158,7 +180,8 @@ impl Machine {
         let mut tokens = step.tokens.iter().copied();
         let rows = step.rows.iter().filter_map(|row| self.run_row(row, &mut tokens)).collect();
         assert!(tokens.next().is_none(), "every token belongs to a row");
-        let timing = StepTiming { download_bytes: 4 * step.rows.len() as u64, ..StepTiming::default() };
+        let download_bytes = 4 * step.rows.len() as u64;
+        let timing = StepTiming { download_bytes, counts: counted(self.last_id), ..StepTiming::default() };
         StepOutput { step: step.id, rows, timing }
     }
 
@@ -217,6 +240,10 @@ impl Backend for Fake {
         &self.facts
     }
 
+    fn counts(&self) -> DeviceCounts {
+        counted(self.machine.last_id)
+    }
+
     fn completion(&self) -> Completion {
         self.script.completion
     }
@@ -235,6 +262,7 @@ impl Backend for Fake {
         match fault {
             Fault::Panic => panic!("scripted panic of the backend"),
             Fault::FailAtSubmit => return Err(failed()),
+            Fault::BlockInSubmit => never_return(),
             _ => {}
         }
         assert!(step.token_rows() <= self.facts.max_step_tokens);
@@ -242,7 +270,7 @@ impl Backend for Fake {
         self.script.seen.lock().unwrap().push(step);
         let last_ready = self.queue.back().and_then(|p| p.ready_at).unwrap_or_else(Instant::now);
         let ready_at = (fault != Fault::Hang).then(|| last_ready.max(Instant::now()) + self.script.step_time);
-        self.queue.push_back(Pending { output, ready_at });
+        self.queue.push_back(Pending { output, ready_at, blocks: fault == Fault::BlockInPoll });
         self.notify_at(ready_at);
         Ok(())
     }
@@ -255,6 +283,9 @@ impl Backend for Fake {
             return Ok(None);
         }
         let Some(done) = self.queue.pop_front() else { return Ok(None) };
+        if done.blocks {
+            never_return();
+        }
         done.output.map(Some).map_err(|reason| BackendError::Failed { backend: "fake", reason })
     }
 }

@@ -1,5 +1,5 @@
 //! The executor's actor: owns the backend, checks every step before it (I9), launches, and hands outputs to the sampler. It never
-//! blocks its thread. Any error, and a step past its deadline, raises the engine's fatal flag (rule 6).
+//! blocks its thread. Any error raises the engine's fatal flag (rule 6); a step past its deadline is the watchdog's to notice.
 
 pub mod messages;
 mod trace;
@@ -8,7 +8,6 @@ use std::collections::VecDeque;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
 
 use actix::{Actor, ActorFuture, Addr, AsyncContext, Context, Handler};
 
@@ -19,6 +18,7 @@ use super::clock::Clock;
 use super::fatal::FatalFlag;
 use super::sampler::SamplerActor;
 use super::sampler::messages::StepCompleted;
+use super::watchdog::StepTimer;
 use crate::backend::{Backend, Completion, StepOutput, StepValidator};
 
 /// Owns the device. Made and used on the engine's thread.
@@ -28,18 +28,15 @@ pub struct ExecutorActor {
     pub(super) sampler: Addr<SamplerActor>,
     pub(super) fatal: FatalFlag,
     pub(super) clock: Clock,
-    pub(super) step_timeout: Duration,
+    pub(super) timer: StepTimer,
     pub(super) trace: Option<StepTrace>,
     pub(super) flight: Flight,
 }
 
-/// The steps in flight and who watches them.
+/// The steps in flight.
 #[derive(Default)]
 pub(super) struct Flight {
     steps: VecDeque<Option<StepRecord>>,
-    /// Since when the oldest step could have been running.
-    oldest_since: Duration,
-    watched: bool,
     polled: bool,
     closed: bool,
 }
@@ -60,6 +57,10 @@ impl ExecutorActor {
         #[cfg(feature = "fault-injection")]
         crate::faults::panics(crate::faults::Point::Executor);
         let record = self.trace.as_ref().map(|_| StepRecord::of(&planned, prepare));
+        if self.flight.steps.is_empty() {
+            // Before the backend is called: a call that blocks is a step that does not end.
+            self.timer.arm();
+        }
         let checked = self.validator.check(planned.step).map_err(|e| format!("a malformed step was planned: {e}"));
         #[cfg(feature = "fault-injection")]
         let checked = checked.and_then(|step| crate::faults::fails(crate::faults::Point::Step).map(|()| step));
@@ -67,11 +68,7 @@ impl ExecutorActor {
         if let Err(reason) = submitted {
             return self.fail(&reason);
         }
-        if self.flight.steps.is_empty() {
-            self.flight.oldest_since = self.clock.now();
-        }
         self.flight.steps.push_back(record);
-        self.watch(ctx);
         if self.backend.completion() == Completion::Polled && !std::mem::replace(&mut self.flight.polled, true) {
             ctx.spawn(PollWhileInFlight);
         }
@@ -90,10 +87,14 @@ impl ExecutorActor {
 
     fn complete(&mut self, output: StepOutput) {
         let at = self.clock.now();
-        self.flight.oldest_since = at;
         let Some(record) = self.flight.steps.pop_front() else {
             return self.fail("the backend completed a step that was not submitted");
         };
+        if self.flight.steps.is_empty() {
+            self.timer.disarm()
+        } else {
+            self.timer.arm()
+        }
         if let (Some(trace), Some(record)) = (&mut self.trace, record) {
             trace.write(record.completed(&output));
         }
@@ -101,30 +102,14 @@ impl ExecutorActor {
     }
 
     fn fail(&mut self, reason: &str) {
-        self.flight.closed = true;
-        self.flight.steps.clear();
+        self.close();
         self.fatal.raise(reason);
     }
 
-    /// One timer, alive only while steps are in flight.
-    fn watch(&mut self, ctx: &mut Context<Self>) {
-        if !std::mem::replace(&mut self.flight.watched, true) {
-            let spent = self.clock.now().saturating_sub(self.flight.oldest_since);
-            ctx.run_later(self.step_timeout.saturating_sub(spent), Self::check_deadline);
-        }
-    }
-
-    fn check_deadline(&mut self, ctx: &mut Context<Self>) {
-        self.flight.watched = false;
-        if self.flight.steps.is_empty() {
-            return;
-        }
-        if self.clock.now().saturating_sub(self.flight.oldest_since) >= self.step_timeout {
-            let limit = self.step_timeout.as_millis();
-            self.fail(&format!("a step ran longer than executor.step_timeout_ms = {limit}"));
-        } else {
-            self.watch(ctx);
-        }
+    fn close(&mut self) {
+        self.flight.closed = true;
+        self.flight.steps.clear();
+        self.timer.disarm();
     }
 }
 
@@ -169,7 +154,6 @@ impl Handler<Finished> for ExecutorActor {
 impl Handler<Close> for ExecutorActor {
     type Result = ();
     fn handle(&mut self, Close: Close, _: &mut Self::Context) {
-        self.flight.closed = true;
-        self.flight.steps.clear();
+        self.close();
     }
 }

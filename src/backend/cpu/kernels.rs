@@ -1,4 +1,5 @@
-//! The kernels behind safe doors, for the tests that compare each instruction set with the scalar definitions.
+//! The kernels behind safe doors: for the tests that compare each instruction set with the scalar definitions, and for a backend
+//! whose log-probabilities the host computes.
 
 use super::level::Level;
 use super::linear::{Acts, TOKENS, linear_tile};

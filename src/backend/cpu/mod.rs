@@ -108,6 +108,8 @@ impl CpuBackend {
             page_tokens: config.page_tokens,
             slots: config.slots,
             max_step_tokens: rows,
+            // The compute threads read logits where they lie.
+            host_logit_rows: rows,
             context: geometry.context,
             vocab: geometry.vocab,
             weight_bytes: engine.model().bytes() as u64,

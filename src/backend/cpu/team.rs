@@ -199,6 +199,7 @@ impl Core {
             selection_us,
             upload_bytes: 0,
             download_bytes: 0,
+            ..StepTiming::default()
         };
         Some(StepOutput { step: pass.id, rows, timing })
     }

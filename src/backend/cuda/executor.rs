@@ -1,5 +1,6 @@
 //! The CUDA backend: owns device, stream, graphs, KV pool, slot state and selection. `submit` copies a step to the device and launches
 //! it, `poll` asks an event; neither waits. Next tokens and positions stay on the device, so that a step never waits for the host.
+//! Rows that need their logits on the host are finished by the thread of `host`.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -7,18 +8,20 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::arith::select::token_logprobs;
 use crate::backend::{
-    Backend, BackendError, Completion, Facts, HostLogits, RowOutput, STEPS_IN_FLIGHT, StepOutput, StepTiming, ValidStep,
+    Backend, BackendError, Completion, DeviceCounts, Facts, RowOutput, STEPS_IN_FLIGHT, StepOutput, StepTiming,
+    ValidStep,
 };
 use crate::model::{Geometry, ModelWeights, Profile};
 
 use super::adjust::{AdjustMemory, AdjustedSlots};
+use super::budget::{self, Budget};
 use super::cache::Cache;
 use super::driver::{Device, DeviceError, Event};
-use super::graphs::{Decision, GraphCache, GraphCounts, GraphLimits};
+use super::graphs::{Decision, GraphCache, GraphLimits};
+use super::host::{HostRows, Job, token_rows};
 use super::kernels::{Kernels, LaunchError, SelectOut};
-use super::memory::{self, PinnedBuffer};
+use super::memory::{self, PinnedBuffer, PinnedReader};
 use super::nvrtc::Compiler;
 use super::pass::{Pass, PassLimits, PassMemory, PassShape, page_bytes};
 use super::plan::{self, Expected};
@@ -46,6 +49,8 @@ pub struct CudaConfig {
     pub slots: usize,
     /// Most token rows in one step.
     pub max_step_tokens: usize,
+    /// Most positions of a step whose logits the host reads; at least one a slot.
+    pub host_logit_rows: usize,
     /// Graph classes.
     pub graphs: GraphLimits,
     /// Folder of compiled kernels.
@@ -62,9 +67,16 @@ struct InFlight {
     step: u64,
     lane: usize,
     expected: Vec<Expected>,
-    /// Logits of rows that did not fit the page-locked buffer, by wanted position.
-    overflow: Vec<(usize, Vec<f32>)>,
     timing: StepTiming,
+    whereabouts: Whereabouts,
+}
+
+/// Who has a submitted step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whereabouts {
+    Device,
+    /// The thread that makes log-probabilities.
+    Host,
 }
 
 /// What each of the steps in flight has for itself.
@@ -77,15 +89,6 @@ struct Lane {
     done: Event,
 }
 
-/// Counters of the backend for reports and checks.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct CudaCounts {
-    /// Graphs.
-    pub graphs: GraphCounts,
-    /// Allocations of device and page-locked memory since the process began.
-    pub allocations: u64,
-}
-
 /// The CUDA backend. Made, used and dropped on one thread.
 #[derive(Debug)]
 pub struct CudaBackend {
@@ -94,6 +97,8 @@ pub struct CudaBackend {
     submitted: usize,
     adjusted: AdjustedSlots,
     last_shape: Option<PassShape>,
+    /// Ends before the memory that it reads is freed.
+    host: HostRows<PinnedReader<f32>>,
     graphs: GraphCache,
     lanes: Vec<Lane>,
     pass: Pass,
@@ -120,27 +125,39 @@ fn check_geometry(g: &Geometry) -> Result<(), BackendError> {
     Ok(())
 }
 
-fn pool_pages(device: &Device, g: &Geometry, config: &CudaConfig) -> Result<usize, BackendError> {
-    match config.pool {
-        PoolSize::Pages(pages) => Ok(pages),
-        PoolSize::MemoryFraction(fraction) => {
-            let (free, _) = device.memory().map_err(unavailable)?;
-            let scratch = config.max_step_tokens * 4 * (g.vocab + 6 * g.ffn.max(g.hidden) + 4 * g.q_dim())
-                + AdjustMemory::bytes(config.slots, g.vocab);
-            let bytes = (free as f64 * fraction) as usize;
-            let pages = bytes.saturating_sub(scratch) / page_bytes(g);
-            let most = config.slots * g.context.div_ceil(16);
-            if pages == 0 {
-                let text = format!(
-                    "{} MiB are free, a fraction of {fraction} leaves no room for a KV page after {} MiB of activations",
-                    free >> 20,
-                    scratch >> 20
-                );
-                return Err(unavailable(text));
-            }
-            Ok(pages.min(most))
-        }
-    }
+/// Bytes by part, with the number of pages that the configuration asks for or that the free memory allows.
+fn plan_memory(
+    weights: usize,
+    profile: Profile,
+    g: &Geometry,
+    config: &CudaConfig,
+    free: usize,
+) -> Result<Budget, String> {
+    let tokens = config.max_step_tokens.max(config.slots);
+    let activations =
+        budget::activation_bytes(g, profile, tokens, config.slots) + AdjustMemory::bytes(config.slots, g.vocab);
+    let graphs = budget::graph_bytes(&config.graphs, config.slots);
+    let need = Budget { weights, kv: 0, pages: 0, activations, tokens, graphs };
+    let pages = match config.pool {
+        PoolSize::Pages(pages) => pages,
+        PoolSize::MemoryFraction(fraction) => budget::pages_in(fraction, free, &need, g, config.slots)?,
+    };
+    let need = Budget { kv: pages * page_bytes(g), pages, ..need };
+    need.check(free).map(|()| need)
+}
+
+fn lanes(device: &Rc<Device>, step_bytes: usize, limits: &PassLimits, logits: usize) -> Result<Vec<Lane>, DeviceError> {
+    (0..STEPS_IN_FLIGHT)
+        .map(|_| {
+            Ok(Lane {
+                upload: PinnedBuffer::new(device, "the step", step_bytes)?,
+                selected: PinnedBuffer::new(device, "selected tokens", limits.tokens)?,
+                logits: PinnedBuffer::new(device, "logits", logits)?,
+                begun: Event::new()?,
+                done: Event::new()?,
+            })
+        })
+        .collect()
 }
 
 impl CudaBackend {
@@ -157,42 +174,38 @@ impl CudaBackend {
         let cache = Cache::new(config.cache_dir.clone());
         let kinds = kinds_of(profile, &weights);
         let kernels = Kernels::load(&device, &compiler, &cache, &kinds, g.head_dim).map_err(unavailable)?;
-        let model = DeviceModel::upload(&device, profile, &weights).map_err(unavailable)?;
-        let pages = pool_pages(&device, &g, config)?;
-        let limits = PassLimits { slots: config.slots, tokens: config.max_step_tokens.max(config.slots), pages };
-        let memory = PassMemory::new(&device, &kernels, profile, &g, &limits).map_err(unavailable)?;
-        let lanes = (0..STEPS_IN_FLIGHT)
-            .map(|_| {
-                Ok(Lane {
-                    upload: PinnedBuffer::new(&device, "the step", memory.step.len())?,
-                    selected: PinnedBuffer::new(&device, "selected tokens", limits.tokens)?,
-                    logits: PinnedBuffer::new(&device, "logits", config.slots * g.vocab)?,
-                    begun: Event::new()?,
-                    done: Event::new()?,
-                })
-            })
-            .collect::<Result<Vec<_>, DeviceError>>()
-            .map_err(unavailable)?;
+        let (free, _) = device.memory().map_err(unavailable)?;
+        let need =
+            plan_memory(budget::weight_bytes(profile, &weights), profile, &g, config, free).map_err(unavailable)?;
+        let no_room = |error: DeviceError| unavailable(format!("{error}; {}", need.explain(free)));
+        let model = DeviceModel::upload(&device, profile, &weights).map_err(no_room)?;
+        let pages = need.pages;
+        let limits = PassLimits { slots: config.slots, tokens: need.tokens, pages };
+        let memory = PassMemory::new(&device, &kernels, profile, &g, &limits).map_err(no_room)?;
+        let host_logit_rows = config.host_logit_rows.max(config.slots);
+        let lanes = lanes(&device, memory.step.len(), &limits, host_logit_rows * g.vocab).map_err(unavailable)?;
         let facts = Facts {
             device: device.name.clone(),
             pages,
             page_tokens: 16,
             slots: config.slots,
             max_step_tokens: limits.tokens,
+            host_logit_rows,
             context: g.context,
             vocab: g.vocab,
             weight_bytes: model.bytes,
             kv_bytes: (pages * page_bytes(&g)) as u64,
         };
         let pass = Pass::new(kernels, model, memory, g, profile);
-        let graphs = GraphCache::new(config.graphs);
-        let adjusted = AdjustedSlots::new(config.slots);
+        let (graphs, host) = (GraphCache::new(config.graphs), HostRows::start().map_err(unavailable)?);
+        let (in_flight, adjusted) = (VecDeque::with_capacity(STEPS_IN_FLIGHT), AdjustedSlots::new(config.slots));
         let mut backend = Self {
             facts,
-            in_flight: VecDeque::new(),
+            in_flight,
             submitted: 0,
             adjusted,
             last_shape: None,
+            host,
             graphs,
             lanes,
             pass,
@@ -219,15 +232,10 @@ impl CudaBackend {
             Ok(graph) => self.graphs.keep(shape, graph, began.elapsed().as_micros() as u64),
             Err(error) => {
                 tracing::warn!(%error, ?shape, "this shape cannot be recorded and runs kernel by kernel");
-                self.graphs.remember_failure(shape);
+                self.graphs.remember_failure(shape, began.elapsed().as_micros() as u64);
             }
         }
         Ok(())
-    }
-
-    /// Counters.
-    pub fn counts(&self) -> CudaCounts {
-        CudaCounts { graphs: self.graphs.counts(), allocations: memory::allocations() }
     }
 
     /// The pass, for checks and profiles.
@@ -249,9 +257,11 @@ impl CudaBackend {
         match self.graphs.decide(shape) {
             Decision::Eager => return self.pass.run(shape, |_| {}),
             Decision::Record => self.record(shape)?,
-            Decision::Replay => {}
+            Decision::Replay => {
+                return self.graphs.get(shape).map_or(Ok(()), |graph| graph.replay().map_err(LaunchError::from));
+            }
         }
-        match self.graphs.get(shape) {
+        match self.graphs.recorded(shape) {
             Some(graph) => Ok(graph.replay()?),
             None => self.pass.run(shape, |_| {}),
         }
@@ -284,80 +294,67 @@ impl CudaBackend {
             pass.kernels.bind_adjust(adjusted, memory.step.at(at), memory.adjust.args(), self.facts.vocab)?;
         }
         self.launch(&plan.shape)?;
-        let mut timing = StepTiming { upload_bytes: plan.bytes as u64, ..StepTiming::default() };
-        let overflow = self.download(lane_index, &plan.shape, &plan.expected, &mut timing)?;
+        let download_bytes = self.download(lane_index, &plan.shape, &plan.expected)?;
         self.lanes[lane_index].done.record(&self.device)?;
         self.submitted += 1;
         self.last_shape = Some(plan.shape);
-        timing.launch_us = began.elapsed().as_secs_f64() * 1e6;
-        Ok(InFlight { step: step.step().id, lane: lane_index, expected: plan.expected, overflow, timing })
+        let timing = StepTiming {
+            upload_bytes: plan.bytes as u64,
+            download_bytes,
+            counts: self.counts(),
+            launch_us: began.elapsed().as_secs_f64() * 1e6,
+            ..StepTiming::default()
+        };
+        let (step, whereabouts) = (step.step().id, Whereabouts::Device);
+        Ok(InFlight { step, lane: lane_index, expected: plan.expected, timing, whereabouts })
     }
 
-    /// Queues the copies to the host: selected tokens, and logits of the rows that asked. Logits beyond the page-locked room (only a step
-    /// that scores whole prompts asks for so many) are read at once, which waits.
-    fn download(
-        &mut self,
-        lane: usize,
-        shape: &PassShape,
-        expected: &[Expected],
-        timing: &mut StepTiming,
-    ) -> Result<Vec<(usize, Vec<f32>)>, LaunchError> {
+    /// Queues the copies to the host, selected tokens and the logits of the rows that asked, and returns their bytes. The validator has
+    /// bounded the rows that ask by what the page-locked buffer holds.
+    fn download(&mut self, lane: usize, shape: &PassShape, expected: &[Expected]) -> Result<u64, LaunchError> {
         let (lane, memory, vocab) = (&mut self.lanes[lane], &self.pass.memory, self.facts.vocab);
-        let mut overflow = Vec::new();
         if shape.wanted == 0 {
-            return Ok(overflow);
+            return Ok(0);
         }
         lane.selected.download(0, memory.selected.address(), shape.wanted)?;
-        timing.download_bytes = (shape.wanted * size_of::<SelectOut>()) as u64;
         let mut used = 0;
         for row in expected.iter().filter(|r| r.needs_logits()) {
-            for position in row.first..row.first + row.count {
-                if used < self.facts.slots {
-                    lane.logits.download(used * vocab, memory.logits.at(position * vocab), vocab)?;
-                    used += 1;
-                } else {
-                    overflow.push((position, memory.logits.read(position * vocab, vocab)?));
-                }
-                timing.download_bytes += (vocab * 4) as u64;
-            }
+            lane.logits.download(used * vocab, memory.logits.at(row.first * vocab), row.count * vocab)?;
+            used += row.count;
         }
-        Ok(overflow)
+        Ok((shape.wanted * size_of::<SelectOut>() + used * vocab * size_of::<f32>()) as u64)
     }
 
-    fn collect(&self, done: &InFlight) -> Vec<RowOutput> {
-        let (lane, vocab) = (&self.lanes[done.lane], self.facts.vocab);
-        let selected = lane.selected.slice();
-        let mut used = 0;
-        let mut logits_of = |position: usize| -> Vec<f32> {
-            if let Some((_, logits)) = done.overflow.iter().find(|(p, _)| *p == position) {
-                return logits.clone();
-            }
-            used += 1;
-            lane.logits.slice()[(used - 1) * vocab..used * vocab].to_vec()
-        };
-        let row_output = |row: &Expected| {
-            let range = row.first..row.first + row.count;
-            let chosen = &selected[range.clone()];
-            let finite = chosen.iter().all(|s| s.finite == 1);
-            let tokens: Vec<u32> = chosen.iter().map(|s| s.token).collect();
-            let logits: Vec<Vec<f32>> =
-                if row.needs_logits() { range.map(&mut logits_of).collect() } else { Vec::new() };
-            let logprobs = match row.logprobs {
-                Some(top) if finite => {
-                    logits.iter().zip(&tokens).map(|(l, &t)| token_logprobs(l, t, usize::from(top))).collect()
-                }
-                _ => Vec::new(),
-            };
-            let logits = if row.host_logits == HostLogits::Yes { logits } else { Vec::new() };
-            RowOutput { request: row.request, tokens, logprobs, logits, finite }
-        };
-        done.expected.iter().map(row_output).collect()
+    /// The outputs of the oldest step, when they are there. A step whose logits the host must read goes to the thread that does it.
+    fn oldest_outputs(&mut self) -> Result<Option<Vec<RowOutput>>, BackendError> {
+        let Some(oldest) = self.in_flight.front_mut() else { return Ok(None) };
+        if oldest.whereabouts == Whereabouts::Host {
+            return self.host.take();
+        }
+        let lane = &self.lanes[oldest.lane];
+        if !lane.done.passed().map_err(failed)? {
+            return Ok(None);
+        }
+        oldest.timing.device_us = lane.done.since_us(&lane.begun).map_err(failed)?;
+        if !oldest.expected.iter().any(Expected::needs_logits) {
+            return Ok(Some(token_rows(&oldest.expected, lane.selected.slice())));
+        }
+        let expected = std::mem::take(&mut oldest.expected);
+        let wanted = expected.iter().map(|row| row.count).sum();
+        let selected = lane.selected.slice()[..wanted].to_vec();
+        self.host.begin(Job { expected, selected, logits: lane.logits.reader(), vocab: self.facts.vocab })?;
+        oldest.whereabouts = Whereabouts::Host;
+        Ok(None)
     }
 }
 
 impl Backend for CudaBackend {
     fn facts(&self) -> &Facts {
         &self.facts
+    }
+
+    fn counts(&self) -> DeviceCounts {
+        DeviceCounts { graphs: self.graphs.counts(), allocations: memory::allocations() }
     }
 
     fn completion(&self) -> Completion {
@@ -376,15 +373,7 @@ impl Backend for CudaBackend {
     }
 
     fn poll(&mut self) -> Result<Option<StepOutput>, BackendError> {
-        let Some(oldest) = self.in_flight.front() else { return Ok(None) };
-        let lane = &self.lanes[oldest.lane];
-        if !lane.done.passed().map_err(failed)? {
-            return Ok(None);
-        }
-        let device_us = lane.done.since_us(&lane.begun).map_err(failed)?;
-        let Some(done) = self.in_flight.pop_front() else { return Ok(None) };
-        let rows = self.collect(&done);
-        let timing = StepTiming { device_us, ..done.timing };
-        Ok(Some(StepOutput { step: done.step, rows, timing }))
+        let Some(rows) = self.oldest_outputs()? else { return Ok(None) };
+        Ok(self.in_flight.pop_front().map(|done| StepOutput { step: done.step, rows, timing: done.timing }))
     }
 }

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 
 use super::driver::Graph;
 use super::pass::PassShape;
+use crate::backend::counts::{DeviceCounts, GraphClass, GraphCounts};
 
 /// Bounds of the three classes; 0 turns a class off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,44 +28,14 @@ impl Default for GraphLimits {
     }
 }
 
-/// Counts since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct GraphCounts {
-    /// Steps replayed.
-    pub replays: u64,
-    /// Steps launched kernel by kernel.
-    pub eager: u64,
-    /// Graphs recorded.
-    pub captures: u64,
-    /// Recordings that failed.
-    pub failures: u64,
-    /// Graphs dropped for room.
-    pub evictions: u64,
-    /// Time spent recording, µs.
-    pub capture_us: u64,
-}
-
-/// A class of shapes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Class {
-    /// One token a row, every row wanted.
-    Decode,
-    /// One row of several tokens.
-    Singleton,
-    /// Anything else.
-    Packed,
-}
-
-impl Class {
-    /// The class of a shape.
-    pub fn of(shape: &PassShape) -> Self {
-        if shape.is_decode() && shape.wanted == shape.tokens {
-            Class::Decode
-        } else if shape.rows == 1 {
-            Class::Singleton
-        } else {
-            Class::Packed
-        }
+/// The class of a shape.
+pub fn class_of(shape: &PassShape) -> GraphClass {
+    if shape.is_decode() && shape.wanted == shape.tokens {
+        GraphClass::Decode
+    } else if shape.rows == 1 {
+        GraphClass::Prefill
+    } else {
+        GraphClass::Packed
     }
 }
 
@@ -92,7 +63,9 @@ pub struct GraphCache<G = Graph> {
     limits: GraphLimits,
     entries: HashMap<PassShape, (u64, Entry<G>)>,
     clock: u64,
-    counts: GraphCounts,
+    counts: [GraphCounts; 3],
+    /// Entries that are only remembered.
+    seen: usize,
 }
 
 /// Shapes that are remembered without a graph, a class: bounds the memory of traffic that never repeats.
@@ -101,28 +74,37 @@ const SEEN_MAX: usize = 1024;
 impl<G> GraphCache<G> {
     /// An empty cache.
     pub fn new(limits: GraphLimits) -> Self {
-        Self { limits, entries: HashMap::new(), clock: 0, counts: GraphCounts::default() }
+        Self { limits, entries: HashMap::new(), clock: 0, counts: Default::default(), seen: 0 }
     }
 
-    /// Counts since the start.
-    pub fn counts(&self) -> GraphCounts {
+    /// Counts since the start, by class.
+    pub fn counts(&self) -> [GraphCounts; 3] {
         self.counts
     }
 
+    /// Counts of all classes together.
+    pub fn all_counts(&self) -> GraphCounts {
+        DeviceCounts { graphs: self.counts, allocations: 0 }.all_graphs()
+    }
+
+    fn count(&mut self, shape: &PassShape) -> &mut GraphCounts {
+        &mut self.counts[class_of(shape) as usize]
+    }
+
     fn limit(&self, shape: &PassShape) -> usize {
-        match Class::of(shape) {
-            Class::Decode if shape.rows <= self.limits.decode => usize::MAX,
-            Class::Decode => 0,
-            Class::Singleton => self.limits.singleton,
-            Class::Packed => self.limits.packed,
+        match class_of(shape) {
+            GraphClass::Decode if shape.rows <= self.limits.decode => usize::MAX,
+            GraphClass::Decode => 0,
+            GraphClass::Prefill => self.limits.singleton,
+            GraphClass::Packed => self.limits.packed,
         }
     }
 
-    /// Decides how to run a step of this shape, and counts it.
+    /// Decides how to run a step of this shape, and counts it; after `Record` comes `recorded`.
     pub fn decide(&mut self, shape: &PassShape) -> Decision {
         self.clock += 1;
         let limit = self.limit(shape);
-        let class = Class::of(shape);
+        let class = class_of(shape);
         let clock = self.clock;
         let decision = match self.entries.get_mut(shape) {
             _ if limit == 0 => Decision::Eager,
@@ -132,50 +114,72 @@ impl<G> GraphCache<G> {
             }
             Some((_, Entry::Failed)) => Decision::Eager,
             Some((_, Entry::Seen)) => Decision::Record,
-            None if class == Class::Decode => Decision::Record,
+            None if class == GraphClass::Decode => Decision::Record,
             None => {
                 self.forget_oldest_seen();
                 self.entries.insert(*shape, (clock, Entry::Seen));
+                self.seen += 1;
                 Decision::Eager
             }
         };
         match decision {
-            Decision::Eager => self.counts.eager += 1,
-            Decision::Replay | Decision::Record => self.counts.replays += 1,
+            Decision::Eager => self.count(shape).eager += 1,
+            Decision::Replay => self.count(shape).replays += 1,
+            // How the step runs is known after the recording: `recorded`.
+            Decision::Record => {}
         }
         decision
     }
 
+    /// The graph of a step that was to be recorded first, if that worked; counts the step.
+    pub fn recorded(&mut self, shape: &PassShape) -> Option<&G> {
+        let works = matches!(self.entries.get(shape), Some((_, Entry::Ready(_))));
+        let count = self.count(shape);
+        *(if works { &mut count.replays } else { &mut count.eager }) += 1;
+        self.get(shape)
+    }
+
     fn forget_oldest_seen(&mut self) {
         let seen = |entry: &Entry<G>| matches!(entry, Entry::Seen);
-        if self.entries.values().filter(|(_, e)| seen(e)).count() < SEEN_MAX {
+        if self.seen < SEEN_MAX {
             return;
         }
         let oldest = self.entries.iter().filter(|(_, (_, e))| seen(e)).min_by_key(|(_, (used, _))| *used);
         if let Some(shape) = oldest.map(|(shape, _)| *shape) {
             self.entries.remove(&shape);
+            self.seen -= 1;
+        }
+    }
+
+    /// Replaces an entry, whatever it was.
+    fn put(&mut self, shape: &PassShape, entry: Entry<G>) {
+        if let Some((_, Entry::Seen)) = self.entries.insert(*shape, (self.clock, entry)) {
+            self.seen -= 1;
         }
     }
 
     /// Keeps a recorded graph, making room in its class.
     pub fn keep(&mut self, shape: &PassShape, graph: G, capture_us: u64) {
-        self.counts.captures += 1;
-        self.counts.capture_us += capture_us;
-        let (class, limit) = (Class::of(shape), self.limit(shape));
-        let ready = |s: &PassShape, e: &Entry<G>| Class::of(s) == class && matches!(e, Entry::Ready(_));
+        let (class, limit) = (class_of(shape), self.limit(shape));
+        let count = self.count(shape);
+        count.captures += 1;
+        count.capture_us += capture_us;
+        let ready = |s: &PassShape, e: &Entry<G>| class_of(s) == class && matches!(e, Entry::Ready(_));
         while self.entries.iter().filter(|(s, (_, e))| ready(s, e)).count() >= limit {
             let oldest = self.entries.iter().filter(|(s, (_, e))| ready(s, e)).min_by_key(|(_, (used, _))| *used);
-            let Some(shape) = oldest.map(|(s, _)| *s) else { break };
-            self.entries.remove(&shape);
-            self.counts.evictions += 1;
+            let Some(oldest) = oldest.map(|(s, _)| *s) else { break };
+            self.entries.remove(&oldest);
+            self.count(&oldest).evictions += 1;
         }
-        self.entries.insert(*shape, (self.clock, Entry::Ready(graph)));
+        self.put(shape, Entry::Ready(graph));
     }
 
     /// Remembers that this shape cannot be recorded.
-    pub fn remember_failure(&mut self, shape: &PassShape) {
-        self.counts.failures += 1;
-        self.entries.insert(*shape, (self.clock, Entry::Failed));
+    pub fn remember_failure(&mut self, shape: &PassShape, capture_us: u64) {
+        let count = self.count(shape);
+        count.failures += 1;
+        count.capture_us += capture_us;
+        self.put(shape, Entry::Failed);
     }
 
     /// The graph of a shape.
@@ -189,6 +193,7 @@ impl<G> GraphCache<G> {
     /// Forgets every graph: memory or kernels that they name have changed.
     pub fn clear(&mut self) {
         self.entries.clear();
+        self.seen = 0;
     }
 }
 
@@ -216,10 +221,11 @@ mod tests {
         assert_eq!(cache.decide(&prefill(40)), Decision::Eager);
         assert_eq!(cache.decide(&prefill(40)), Decision::Record);
         cache.keep(&prefill(40), 1, 5);
+        assert_eq!(cache.recorded(&prefill(40)), Some(&1));
         assert_eq!(cache.decide(&prefill(40)), Decision::Replay);
         assert_eq!(
-            cache.counts(),
-            GraphCounts { replays: 3, eager: 2, captures: 1, capture_us: 5, ..Default::default() }
+            cache.all_counts(),
+            GraphCounts { replays: 2, eager: 2, captures: 1, capture_us: 5, ..Default::default() }
         );
     }
 
@@ -235,7 +241,7 @@ mod tests {
         cache.decide(&prefill(100));
         cache.decide(&prefill(100));
         cache.keep(&prefill(100), 100, 0);
-        assert_eq!(cache.counts().evictions, 1);
+        assert_eq!(cache.all_counts().evictions, 1);
         assert_eq!(cache.get(&prefill(2)), Some(&2));
         assert_eq!(cache.get(&prefill(3)), None);
         assert_eq!(cache.get(&prefill(100)), Some(&100));
@@ -246,11 +252,32 @@ mod tests {
         let mut cache = cache();
         cache.decide(&prefill(9));
         assert_eq!(cache.decide(&prefill(9)), Decision::Record);
-        cache.remember_failure(&prefill(9));
+        cache.remember_failure(&prefill(9), 7);
+        assert_eq!(cache.recorded(&prefill(9)), None);
         for _ in 0..3 {
             assert_eq!(cache.decide(&prefill(9)), Decision::Eager);
         }
-        assert_eq!(cache.counts().failures, 1);
+        let all = cache.all_counts();
+        assert_eq!((all.failures, all.capture_us, all.replays, all.eager), (1, 7, 0, 5));
+    }
+
+    #[test]
+    fn each_class_has_its_own_counts_and_its_own_bound() {
+        let packed = |n: usize| PassShape { rows: 2, tokens: n, wanted: 2, singles: 0, tiles: 6, capacity: 256 };
+        let mut cache: GraphCache<u32> = GraphCache::new(GraphLimits { decode: 4, singleton: 1, packed: 2 });
+        for n in [40, 41, 42] {
+            for shape in [packed(n), prefill(n)] {
+                cache.decide(&shape);
+                cache.decide(&shape);
+                cache.keep(&shape, 0, 10);
+                cache.recorded(&shape);
+            }
+        }
+        let [decode, prefill, packed] = cache.counts();
+        assert_eq!(decode, GraphCounts::default());
+        let counts = GraphCounts { replays: 3, eager: 3, captures: 3, capture_us: 30, ..GraphCounts::default() };
+        assert_eq!(prefill, GraphCounts { evictions: 2, ..counts });
+        assert_eq!(packed, GraphCounts { evictions: 1, ..counts });
     }
 
     #[test]

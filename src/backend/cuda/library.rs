@@ -30,14 +30,38 @@ pub enum LibraryError {
         searched: String,
     },
     /// Found, but the bindings cannot use it.
-    #[error("{name} at {path} cannot be used: a newer or older CUDA is needed")]
+    #[error(
+        "{name} at {path} cannot be used, it lacks {symbol}: install an NVIDIA driver and CUDA libraries of version 13"
+    )]
     Unusable {
         /// The library.
         name: &'static str,
         /// Where it lies.
         path: String,
+        /// A function that it should have.
+        symbol: &'static str,
     },
 }
+
+/// Functions of the driver that are called; the bindings panic at the first call of one that is not there.
+const DRIVER_SYMBOLS: [&CStr; 12] = [
+    c"cuInit",
+    c"cuDriverGetVersion",
+    c"cuDeviceGetAttribute",
+    c"cuDevicePrimaryCtxRetain",
+    c"cuMemGetInfo_v2",
+    c"cuMemAlloc_v2",
+    c"cuMemHostAlloc",
+    c"cuModuleLoadData",
+    c"cuLaunchKernelEx",
+    c"cuStreamBeginCapture_v2",
+    c"cuGraphInstantiateWithFlags",
+    c"cuGraphUpload",
+];
+
+/// Functions of the compiler that are called.
+const COMPILER_SYMBOLS: [&CStr; 5] =
+    [c"nvrtcVersion", c"nvrtcCreateProgram", c"nvrtcCompileProgram", c"nvrtcGetCUBIN", c"nvrtcGetPTX"];
 
 /// Opens a library for the life of the process.
 fn open(path: &Path) -> bool {
@@ -61,6 +85,21 @@ fn origin(library: &CStr, symbol: &CStr) -> Option<PathBuf> {
         }
         Some(PathBuf::from(CStr::from_ptr(info.dli_fname).to_string_lossy().into_owned()))
     }
+}
+
+/// Path of the loaded library that was opened as `name` and has `symbol`.
+pub(super) fn origin_of(name: &str, symbol: &CStr) -> Option<String> {
+    origin(&CString::new(name).ok()?, symbol).map(|path| path.display().to_string())
+}
+
+/// The first of `symbols` that the loaded `library` does not have.
+fn lacking(library: &CStr, symbols: &[&'static CStr]) -> Option<&'static str> {
+    // SAFETY: NUL-terminated names; RTLD_NOLOAD only asks, and the library stays open.
+    let absent = |symbol: &&&CStr| unsafe {
+        let handle = libc::dlopen(library.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
+        handle.is_null() || libc::dlsym(handle, symbol.as_ptr()).is_null()
+    };
+    symbols.iter().find(absent).and_then(|symbol| symbol.to_str().ok())
 }
 
 /// Folders that usually hold CUDA libraries, the given one first.
@@ -104,9 +143,13 @@ pub fn driver() -> Result<Found, LibraryError> {
                 return Err(LibraryError::Absent { name, searched: candidates.join(", ") });
             }
             let path = origin(c"libcuda.so.1", c"cuInit").unwrap_or_else(|| PathBuf::from("libcuda.so.1"));
+            let unusable = |symbol| LibraryError::Unusable { name, path: path.display().to_string(), symbol };
+            if let Some(symbol) = lacking(c"libcuda.so.1", &DRIVER_SYMBOLS) {
+                return Err(unusable(symbol));
+            }
             // SAFETY: asks whether the bindings can open the library that is already loaded.
             if !unsafe { cudarc::driver::sys::is_culib_present() } {
-                return Err(LibraryError::Unusable { name, path: path.display().to_string() });
+                return Err(unusable("a name that the loader knows"));
             }
             Ok(Found { name, path })
         })
@@ -142,9 +185,13 @@ pub fn nvrtc(given: Option<&Path>) -> Result<Found, LibraryError> {
         return Err(LibraryError::Absent { name, searched: searched.join(", ") });
     }
     let path = origin(c"libnvrtc.so.13", c"nvrtcVersion").unwrap_or_else(|| PathBuf::from("libnvrtc.so.13"));
+    let unusable = |symbol| LibraryError::Unusable { name, path: path.display().to_string(), symbol };
+    if let Some(symbol) = lacking(c"libnvrtc.so.13", &COMPILER_SYMBOLS) {
+        return Err(unusable(symbol));
+    }
     // SAFETY: asks whether the bindings can open the library that is already loaded.
     if !unsafe { cudarc::nvrtc::sys::is_culib_present() } {
-        return Err(LibraryError::Unusable { name, path: path.display().to_string() });
+        return Err(unusable("a name that the loader knows"));
     }
     Ok(NVRTC.get_or_init(|| Found { name, path }).clone())
 }

@@ -3,6 +3,7 @@
 
 use std::marker::PhantomData;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::{result, sys};
@@ -100,7 +101,7 @@ impl<T: bytemuck::Pod> DeviceBuffer<T> {
     /// # Errors
     /// The driver's.
     pub fn upload_from(&self, source: &PinnedBuffer<T>, len: usize) -> Result<(), DeviceError> {
-        assert!(len <= self.len && len <= source.len, "an upload of {len} values must fit both sides");
+        assert!(len <= self.len && len <= source.block.len, "an upload of {len} values must fit both sides");
         // SAFETY: both ranges hold `len` values; the owner of `source` rewrites it only after the step's event.
         unsafe { result::memcpy_htod_async(self.address, &source.slice()[..len], self.device.stream()) }
             .map_err(failed("cuMemcpyHtoDAsync"))
@@ -140,12 +141,46 @@ impl<T> Drop for DeviceBuffer<T> {
     }
 }
 
-/// `len` values of `T` in page-locked host memory, cached (not write-combined) so that the host may read it.
+/// Page-locked host memory; freed with its last owner.
 #[derive(Debug)]
-pub struct PinnedBuffer<T> {
+struct PinnedBlock<T> {
     address: *mut T,
     len: usize,
+}
+
+// SAFETY: plain memory that this block alone owns; who writes and who reads it when is the contract of `PinnedBuffer`.
+unsafe impl<T: bytemuck::Pod + Send> Send for PinnedBlock<T> {}
+// SAFETY: as above.
+unsafe impl<T: bytemuck::Pod + Sync> Sync for PinnedBlock<T> {}
+
+impl<T> Drop for PinnedBlock<T> {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `PinnedBuffer::new`, freed once.
+        unsafe {
+            let _ = result::free_host(self.address.cast());
+        }
+    }
+}
+
+/// `len` values of `T` in page-locked host memory, cached (not write-combined) so that the host may read it.
+///
+/// It is written by the host while no copy from it is under way, by the device between a queued copy and the event after it, and read
+/// at all other times: the backend's steps in flight keep these apart.
+#[derive(Debug)]
+pub struct PinnedBuffer<T> {
+    block: Arc<PinnedBlock<T>>,
     device: Rc<Device>,
+}
+
+/// The content of a `PinnedBuffer` for another thread, to read after the copy into it has passed and before the next is queued.
+#[derive(Debug)]
+pub struct PinnedReader<T>(Arc<PinnedBlock<T>>);
+
+impl<T: bytemuck::Pod> AsRef<[T]> for PinnedReader<T> {
+    fn as_ref(&self) -> &[T] {
+        // SAFETY: `len` initialised values; T is plain data.
+        unsafe { std::slice::from_raw_parts(self.0.address, self.0.len) }
+    }
 }
 
 impl<T: bytemuck::Pod> PinnedBuffer<T> {
@@ -163,19 +198,24 @@ impl<T: bytemuck::Pod> PinnedBuffer<T> {
             std::ptr::write_bytes(address.cast::<u8>(), 0, bytes);
             address.cast::<T>()
         };
-        Ok(Self { address, len, device: Rc::clone(device) })
+        Ok(Self { block: Arc::new(PinnedBlock { address, len }), device: Rc::clone(device) })
     }
 
     /// The content; only after the copy into it has passed.
     pub fn slice(&self) -> &[T] {
         // SAFETY: `len` initialised values; T is plain data.
-        unsafe { std::slice::from_raw_parts(self.address, self.len) }
+        unsafe { std::slice::from_raw_parts(self.block.address, self.block.len) }
     }
 
-    /// The content, to write; only when no copy from it is under way.
+    /// The content, to write; only when no copy from it is under way and no reader looks.
     pub fn slice_mut(&mut self) -> &mut [T] {
-        // SAFETY: `len` initialised values, borrowed alone.
-        unsafe { std::slice::from_raw_parts_mut(self.address, self.len) }
+        // SAFETY: `len` initialised values, borrowed alone but for readers, which the contract keeps away.
+        unsafe { std::slice::from_raw_parts_mut(self.block.address, self.block.len) }
+    }
+
+    /// The content for another thread.
+    pub fn reader(&self) -> PinnedReader<T> {
+        PinnedReader(Arc::clone(&self.block))
     }
 
     /// Copies `len` values from the device in stream order.
@@ -183,7 +223,7 @@ impl<T: bytemuck::Pod> PinnedBuffer<T> {
     /// # Errors
     /// The driver's.
     pub fn download(&mut self, offset: usize, source: u64, len: usize) -> Result<(), DeviceError> {
-        assert!(offset + len <= self.len, "a download must fit the buffer");
+        assert!(offset + len <= self.block.len, "a download must fit the buffer");
         let stream = self.device.stream();
         // SAFETY: the range lies in the buffer; the caller reads it after the step's event; `source` holds `len` values.
         unsafe { result::memcpy_dtoh_async(&mut self.slice_mut()[offset..offset + len], source, stream) }
@@ -193,10 +233,9 @@ impl<T: bytemuck::Pod> PinnedBuffer<T> {
 
 impl<T> Drop for PinnedBuffer<T> {
     fn drop(&mut self) {
-        // SAFETY: allocated by `new`, freed once, after the stream is empty.
+        // SAFETY: the device's own stream; afterwards no copy touches the block any more.
         unsafe {
             let _ = result::stream::synchronize(self.device.stream());
-            let _ = result::free_host(self.address.cast());
         }
     }
 }
