@@ -85,7 +85,7 @@ pub struct Trace {
 }
 
 /// Counts of a play.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Counts {
     /// Steps.
     pub steps: u64,
@@ -95,6 +95,8 @@ pub struct Counts {
     pub tokens: u64,
     /// Sum of the steps' times.
     pub timing: StepTiming,
+    /// Host time to prepare and launch each step, µs, in order.
+    pub launches_us: Vec<f64>,
 }
 
 /// Digest of floats by their bits.
@@ -183,6 +185,7 @@ impl Player {
             }
         };
         let t = output.timing;
+        game.counts.launches_us.push(t.launch_us);
         let sum = &mut game.counts.timing;
         sum.launch_us += t.launch_us;
         sum.device_us += t.device_us;

@@ -136,7 +136,7 @@ impl<'a> Stage<'a> {
     }
 
     fn print(&self) {
-        let Counts { steps, packed, tokens, .. } = self.counts;
+        let Counts { steps, packed, tokens, .. } = &self.counts;
         println!("  {} sequences played, {steps} steps, {packed} packed, {tokens} token rows", self.sequences);
         self.tally.print();
     }

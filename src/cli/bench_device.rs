@@ -61,11 +61,13 @@ pub fn run_step(args: &BenchArgs) -> Result<(), Box<dyn std::error::Error>> {
         for batch in [1, 4, 16, 64] {
             let t = step::decode(&mut player, vocab, batch)?;
             println!(
-                "{} decode {batch}: wall {:.1} us, device {:.1} us, host {:.1} us, {:.0} tok/s",
+                "{} decode {batch}: wall {:.1} us, device {:.1} us, host {:.1} us (p50 {:.1}, p99 {:.1}), {:.0} tok/s",
                 numerics.name(),
                 t.wall_us,
                 t.device_us,
                 t.launch_us,
+                t.launch_us_p50,
+                t.launch_us_p99,
                 batch as f64 * 1e6 / t.wall_us
             );
         }

@@ -44,8 +44,11 @@ pub enum LibraryError {
 }
 
 /// Functions of the driver that are called; the bindings panic at the first call of one that is not there.
-const DRIVER_SYMBOLS: [&CStr; 12] = [
+const DRIVER_SYMBOLS: [&CStr; 15] = [
     c"cuInit",
+    c"cuGetErrorString",
+    c"cuDeviceGet",
+    c"cuDeviceGetName",
     c"cuDriverGetVersion",
     c"cuDeviceGetAttribute",
     c"cuDevicePrimaryCtxRetain",

@@ -72,10 +72,10 @@ const MANAGEMENT: [&str; 3] = ["libnvidia-ml.so.1", "/usr/local/nvidia/lib64/lib
 pub fn sensors(index: u32) -> Result<Sensors, String> {
     use nvml_wrapper::Nvml;
     use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
-    let open = |name: &&str| Nvml::builder().lib_path(std::ffi::OsStr::new(name)).init().ok().map(|n| (n, *name));
+    let open = |name: &'static str| Nvml::builder().lib_path(std::ffi::OsStr::new(name)).init().ok().map(|n| (n, name));
     let (nvml, name) = MANAGEMENT
-        .iter()
-        .find_map(|name| open(&name))
+        .into_iter()
+        .find_map(open)
         .ok_or_else(|| format!("libnvidia-ml was not found or cannot be used ({})", MANAGEMENT.join(", ")))?;
     let device = nvml.device_by_index(index).map_err(|e| e.to_string())?;
     let watts = |milliwatts: u32| f64::from(milliwatts) / 1e3;
