@@ -98,11 +98,6 @@ impl CpuBackend {
         let threads = if config.threads == 0 { cores } else { config.threads };
         let model = Model::new(weights, profile).map_err(unavailable)?;
         let rows = config.max_step_tokens;
-<<<<<<< HEAD
-        let buffers = Buffers::new(&model, rows, config.pages)
-            .ok_or_else(|| unavailable(format!("no memory for {} KV pages and {rows} token rows", config.pages)))?;
-        let engine = Engine::new(Levels { attention, others: level }, model, buffers, threads, rows);
-=======
         let g = &model.geometry;
         let page_bytes = 2 * g.layers * g.kv_dim() * config.page_tokens * size_of::<f32>();
         let kv_mib = config.pages.saturating_mul(page_bytes) >> 20;
@@ -113,8 +108,7 @@ impl CpuBackend {
                  prefill.token_budget or limits.max_batch"
             ))
         })?;
-        let engine = Engine::new(level, model, buffers, threads, rows);
->>>>>>> d47342e (wip)
+        let engine = Engine::new(Levels { attention, others: level }, model, buffers, threads, rows);
         let geometry = &engine.model().geometry;
         let facts = Facts {
             device: format!("cpu ({}, {threads} threads)", level.name()),
