@@ -216,6 +216,7 @@ fn submit(engine: &EngineHandle, hub: &Hub, prompt: &[u32], seed: u64) -> Result
         eos: Arc::from([]),
         // Half of the rows have log-probabilities: the host's part of a step fails with it.
         logprobs: seed.is_multiple_of(2).then_some(3),
+        adjust: None,
         dialect: Dialect::Internal,
     };
     let permit = engine.try_permit().ok_or("the queue is full")?;

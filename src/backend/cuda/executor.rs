@@ -199,18 +199,8 @@ impl CudaBackend {
         let pass = Pass::new(kernels, model, memory, g, profile);
         let (graphs, host) = (GraphCache::new(config.graphs), HostRows::start().map_err(unavailable)?);
         let (in_flight, adjusted) = (VecDeque::with_capacity(STEPS_IN_FLIGHT), AdjustedSlots::new(config.slots));
-        let mut backend = Self {
-            facts,
-            in_flight,
-            submitted: 0,
-            adjusted,
-            last_shape: None,
-            host,
-            graphs,
-            lanes,
-            pass,
-            device,
-        };
+        let mut backend =
+            Self { facts, in_flight, submitted: 0, adjusted, last_shape: None, host, graphs, lanes, pass, device };
         backend.record_decode_graphs(config.graphs.decode.min(config.slots)).map_err(unavailable)?;
         backend.device.synchronise().map_err(unavailable)?;
         Ok(backend)

@@ -79,7 +79,7 @@ pub fn sensors(index: u32) -> Result<Sensors, String> {
         .ok_or_else(|| format!("libnvidia-ml was not found or cannot be used ({})", MANAGEMENT.join(", ")))?;
     let device = nvml.device_by_index(index).map_err(|e| e.to_string())?;
     let watts = |milliwatts: u32| f64::from(milliwatts) / 1e3;
-    let clock = |clock: Clock| [device.clock_info(clock.clone()).ok(), device.max_clock_info(clock).ok()];
+    let clock = |clock: Clock| [device.clock_info(clock).ok(), device.max_clock_info(clock).ok()];
     let path = library::origin_of(name, c"nvmlInit_v2").unwrap_or_else(|| name.to_owned());
     let version = nvml.sys_nvml_version().unwrap_or_default();
     Ok(Sensors {
