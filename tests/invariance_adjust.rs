@@ -48,6 +48,7 @@ fn setup() -> Setup {
         pages: 512,
         slots: 16,
         tokens: 640,
+        logit_rows: 640,
         graphs,
         libraries: None,
         cache_dir: None::<PathBuf>,
