@@ -266,7 +266,8 @@ impl Backend for Fake {
             _ => {}
         }
         assert!(step.token_rows() <= self.facts.max_step_tokens);
-        let output = if fault == Fault::FailAtPoll { Err("scripted".into()) } else { Ok(self.machine.run(&step)) };
+        let output = self.machine.run(&step);
+        let output = if fault == Fault::FailAtPoll { Err("scripted".into()) } else { Ok(output) };
         self.script.seen.lock().unwrap().push(step);
         let last_ready = self.queue.back().and_then(|p| p.ready_at).unwrap_or_else(Instant::now);
         let ready_at = (fault != Fault::Hang).then(|| last_ready.max(Instant::now()) + self.script.step_time);
