@@ -216,9 +216,9 @@ fn a_drain_completes_when_the_engine_dies_meanwhile() {
 #[test]
 fn a_batch_with_more_rows_than_the_backend_has_log_probabilities_for_is_refused_at_the_start() {
     let mut config = config();
-    config.max_batch = 9;
+    config.max_batch = 8;
     let refused = Engine::start(config, engine_support::fake::factory(Script { logit_rows: 8, ..Script::default() }));
-    assert!(refused.err().is_some_and(|e| e.to_string().contains("log-probabilities of 8 rows")));
+    assert!(refused.err().is_some_and(|e| e.to_string().contains("logits of 8 rows a step")));
 }
 
 #[test]

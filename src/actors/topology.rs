@@ -299,10 +299,10 @@ fn check_fit(config: &EngineConfig, facts: &Facts) -> Result<(), EngineError> {
         let most = facts.max_step_tokens;
         return mismatch(format!("limits.max_batch is {batch}, a step takes {most} tokens: one more is needed"));
     }
-    if batch > facts.host_logit_rows {
+    if batch >= facts.host_logit_rows {
         let most = facts.host_logit_rows;
         return mismatch(format!(
-            "limits.max_batch is {batch}, the backend gives log-probabilities of {most} rows a step"
+            "limits.max_batch is {batch}, the backend gives the host logits of {most} rows a step: one more is needed"
         ));
     }
     if budget == 0 || config.chunk_cap == Some(0) || config.prefill_max_requests == 0 {
@@ -318,6 +318,7 @@ fn planner_config(config: &EngineConfig, facts: &Facts) -> PlannerConfig {
         step_time_target: config.step_time_target,
         chunk_cap: config.chunk_cap.unwrap_or(usize::MAX),
         max_requests: if config.packing { config.prefill_max_requests } else { 1 },
+        scored_positions: facts.host_logit_rows.saturating_sub(config.max_batch),
         max_step_tokens: facts.max_step_tokens,
     }
 }

@@ -181,6 +181,7 @@ fn engine_config() -> EngineConfig {
         chunk_cap: None,
         prefill_max_requests: SLOTS,
         packing: true,
+        step_time_target: None,
         max_prompt_tokens: 1024,
         max_new_tokens: 1024,
         // Longer than the bound: a failure must be seen as one, not as a hung step.
@@ -196,7 +197,7 @@ fn factory(options: &Options, profile: Profile, at: u64) -> BackendFactory {
         pages: 1024,
         slots: SLOTS,
         tokens: 256,
-        logit_rows: SLOTS,
+        logit_rows: SLOTS + 1,
         graphs: GraphLimits::default(),
         libraries: options.libraries.clone(),
         kernels: options.kernels.clone(),
@@ -217,6 +218,7 @@ fn submit(engine: &EngineHandle, hub: &Hub, prompt: &[u32], seed: u64) -> Result
         // Half of the rows have log-probabilities: the host's part of a step fails with it.
         logprobs: seed.is_multiple_of(2).then_some(3),
         adjust: None,
+        score_prompt: false,
         dialect: Dialect::Internal,
     };
     let permit = engine.try_permit().ok_or("the queue is full")?;

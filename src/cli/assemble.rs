@@ -13,6 +13,9 @@ use crate::model::pull::{self, Progress};
 use crate::model::tokenizer::Tokenizer;
 use crate::model::{ModelWeights, chat_template::ChatTemplate};
 
+/// Positions of scored prompts per step that have room in page-locked memory, 4 · vocabulary bytes each, twice.
+const SCORED_POSITIONS: usize = 64;
+
 /// A running engine and what turns text into its tokens and back.
 pub struct Assembled {
     /// The engine.
@@ -130,7 +133,7 @@ fn cuda(config: &Config, weights: ModelWeights) -> BackendFactory {
         pool: config.kv.memory_fraction.map_or(PoolSize::Pages(config.kv.pages), PoolSize::MemoryFraction),
         slots: config.limits.max_batch,
         max_step_tokens: config.max_step_tokens(),
-        host_logit_rows: config.limits.max_batch,
+        host_logit_rows: config.limits.max_batch + SCORED_POSITIONS,
         graphs: GraphLimits {
             decode: if graphs.decode { config.limits.max_batch } else { 0 },
             singleton: if graphs.prefill { graphs.max_entries } else { 0 },

@@ -28,6 +28,8 @@ pub struct PlannerConfig {
     pub chunk_cap: usize,
     /// Requests with prompt tokens per step; 1 is packing off.
     pub max_requests: usize,
+    /// Positions of scored prompts per step, at least 1: the host reads the logits of each, beside those of one row a slot.
+    pub scored_positions: usize,
     /// Token rows per step, decode rows included; above `slots`.
     pub max_step_tokens: usize,
 }
@@ -253,12 +255,20 @@ impl Planner {
     fn plan_prefill(&mut self, planned: &mut PlannedStep) {
         let room = self.config.max_step_tokens.saturating_sub(planned.step.rows.len());
         let mut budget = self.budget.tokens().min(room);
+        let (mut scored, mut skipped) = (self.config.scored_positions, Vec::new());
         for _ in 0..self.prefill.len().min(self.config.max_requests) {
             if budget == 0 {
                 break;
             }
             let Some(id) = self.prefill.pop_front() else { break };
-            let Some(len) = self.residents.get(&id).map(|r| self.slice_cap(r).min(budget)) else { continue };
+            let Some(cap) = self.residents.get(&id).map(|r| self.slice_cap(r).min(budget)) else { continue };
+            let scores = self.residents.get(&id).is_some_and(Resident::scores_next);
+            let len = if scores { cap.min(scored) } else { cap };
+            if len == 0 {
+                skipped.push(id);
+                continue;
+            }
+            scored -= if scores { len } else { 0 };
             let Some(resident) = self.residents.get_mut(&id) else { continue };
             planned.step.bindings.extend(resident.bind());
             planned.step.rows.push(resident.slice(len, &mut planned.step.tokens));
@@ -268,6 +278,8 @@ impl Planner {
                 self.prefill.push_back(id);
             }
         }
+        // Who had no room is the first to have it.
+        skipped.into_iter().rev().for_each(|id| self.prefill.push_front(id));
     }
 }
 

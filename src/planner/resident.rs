@@ -113,6 +113,11 @@ impl Resident {
         if self.request.spec().score_prompt { left.saturating_sub(1).clamp(1, SCORED_SLICE) } else { left }
     }
 
+    /// Whether its next slice yields logits of every position.
+    pub fn scores_next(&self) -> bool {
+        self.request.spec().score_prompt && self.prompt_left() > 1
+    }
+
     /// Whether its prompt is not computed yet.
     pub fn prefilling(&self) -> bool {
         self.ended.is_none() && self.known_prompt < self.prompt_len()

@@ -21,11 +21,21 @@ fn config() -> PlannerConfig {
         chunk_cap: usize::MAX,
         max_requests: 8,
         max_step_tokens: 1024,
+        scored_positions: 64,
     }
 }
 
 fn sequence(id: u64, prompt: usize, max_new_tokens: usize) -> Sequence {
-    let spec = RequestSpec {
+    sequence_of(id, spec(id, prompt, max_new_tokens))
+}
+
+fn sequence_of(id: u64, spec: RequestSpec) -> Sequence {
+    let request = ValidRequest::new(RequestId(id), spec, &LIMITS).unwrap();
+    Sequence { request, submitted: Duration::ZERO, resident: Duration::ZERO }
+}
+
+fn spec(id: u64, prompt: usize, max_new_tokens: usize) -> RequestSpec {
+    RequestSpec {
         prompt: (0..prompt as u32).map(|p| p % 100).collect(),
         max_new_tokens,
         rule: Rule::Greedy,
@@ -36,9 +46,7 @@ fn sequence(id: u64, prompt: usize, max_new_tokens: usize) -> Sequence {
         logprobs: None,
         score_prompt: false,
         dialect: Dialect::Native,
-    };
-    let request = ValidRequest::new(RequestId(id), spec, &LIMITS).unwrap();
-    Sequence { request, submitted: Duration::ZERO, resident: Duration::ZERO }
+    }
 }
 
 fn lease(pool: &mut Pool, sequence: &Sequence) -> PageLease {
@@ -227,6 +235,29 @@ fn decode_rows_come_out_of_the_step_before_prompt_tokens() {
     assert_eq!(shape(&planner.plan().unwrap()).0, [(1, 0, 3), (2, 0, 3), (3, 0, 3)]);
     planner.retire(&retired(1, &[1, 2]));
     assert_eq!(shape(&planner.plan().unwrap()), (vec![(3, 3, 7)], vec![1, 2]));
+}
+
+#[test]
+fn scored_prompts_share_the_positions_whose_logits_the_host_has_room_for() {
+    let mut planner = Planner::new(PlannerConfig { scored_positions: 40, token_budget: 400, ..config() });
+    let mut pool = Pool::new(512);
+    for id in 1..=4 {
+        let sequence = sequence_of(id, RequestSpec { score_prompt: id != 4, ..spec(id, 60, 2) });
+        let lease = lease(&mut pool, &sequence);
+        planner.enqueue(sequence, lease);
+    }
+    let mut slices = Vec::new();
+    for step in 1..20 {
+        let Some(planned) = planner.plan() else { break };
+        let scored: u32 = planned.step.rows.iter().filter(|r| r.want == Want::All).map(|r| r.len).sum();
+        assert!(scored <= 40, "step {step} scores {scored} positions");
+        let of = |row: &Row| (row.request.0, row.len);
+        slices.push(planned.step.rows.iter().filter(|r| r.start != Start::Device).map(of).collect::<Vec<_>>());
+        planner.retire(&retired(step, &[]));
+    }
+    assert_eq!(slices[0], [(1, 32), (2, 8), (4, 60)], "who has no room waits, who needs none does not");
+    let computed = |id: u64| slices.iter().flatten().filter(|s| s.0 == id).map(|s| s.1).sum::<u32>();
+    assert_eq!([1, 2, 3, 4].map(computed), [60; 4]);
 }
 
 #[test]

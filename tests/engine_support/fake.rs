@@ -63,7 +63,7 @@ impl Default for Script {
             completion: Completion::Notified,
             pages: 1024,
             slots: 16,
-            logit_rows: 16,
+            logit_rows: 16 + 40,
             step_time: Duration::ZERO,
             fault: Arc::new(|_| Fault::Nothing),
             not_finite: Arc::new(|_, _| false),

@@ -55,6 +55,7 @@ impl History {
             chunk_cap: [1, 7, 16, 37, usize::MAX][random.below(5)],
             max_requests: [1, 2, 3, 64][random.below(4)],
             max_step_tokens: 9 + random.below(90),
+            scored_positions: 64,
         };
         Self {
             random,
