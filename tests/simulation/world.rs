@@ -123,6 +123,7 @@ impl World {
             chunk_cap: [7, 16, usize::MAX][random.below(3)],
             max_requests: [1, 2, 64][random.below(3)],
             max_step_tokens: 128,
+            scored_positions: 64,
         };
         let limits = Limits {
             context: CONTEXT,
