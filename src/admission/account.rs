@@ -17,14 +17,22 @@ pub enum Dialect {
     OpenaiChat,
     /// /v1/messages.
     Anthropic,
+    /// /v1/generate, asked by the terminal client.
+    Tui,
     /// Inside the process: command line and checks.
     Internal,
 }
 
 impl Dialect {
     /// Every dialect, in the order of the account's tables.
-    pub const ALL: [Dialect; 5] =
-        [Dialect::Native, Dialect::OpenaiCompletions, Dialect::OpenaiChat, Dialect::Anthropic, Dialect::Internal];
+    pub const ALL: [Dialect; 6] = [
+        Dialect::Native,
+        Dialect::OpenaiCompletions,
+        Dialect::OpenaiChat,
+        Dialect::Anthropic,
+        Dialect::Tui,
+        Dialect::Internal,
+    ];
 
     /// The label in metrics.
     pub const fn name(self) -> &'static str {
@@ -33,6 +41,7 @@ impl Dialect {
             Dialect::OpenaiCompletions => "openai_completions",
             Dialect::OpenaiChat => "openai_chat",
             Dialect::Anthropic => "anthropic",
+            Dialect::Tui => "tui",
             Dialect::Internal => "internal",
         }
     }
@@ -169,9 +178,9 @@ pub struct Account {
     /// Residents whose prompt is not complete.
     pub prefilling: u32,
     /// `[dialect][outcome]` in the order of `Dialect::ALL`, `Outcome::ALL`.
-    pub ended: [[u64; 3]; 5],
+    pub ended: [[u64; 3]; Dialect::ALL.len()],
     /// `[dialect]` accepted.
-    pub accepted_by_dialect: [u64; 5],
+    pub accepted_by_dialect: [u64; Dialect::ALL.len()],
     /// Refused after the permit: draining or a dead engine.
     pub refused_draining: u64,
     /// Accepted requests with the greedy rule.

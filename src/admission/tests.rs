@@ -25,7 +25,7 @@ fn arrival(permits: &QueuePermits, id: u64, pages: usize) -> Option<Arrival<()>>
         eos: Arc::from([]),
         logprobs: None,
         score_prompt: false,
-        dialect: Dialect::ALL[id as usize % 5],
+        dialect: Dialect::ALL[id as usize % Dialect::ALL.len()],
     };
     let request = ValidRequest::new(RequestId(id), spec, &LIMITS).unwrap();
     Some(Arrival { request, permit: permits.try_take()?, hub: (), at: Duration::from_micros(id) })

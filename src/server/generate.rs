@@ -1,5 +1,6 @@
 //! POST /v1/generate and /v1/generate/stream.
 
+use actix_web::http::header;
 use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
 
@@ -17,7 +18,9 @@ pub async fn generate(
     service: web::Data<Service>,
     hub: web::Data<WorkerHub>,
 ) -> HttpResponse {
-    answer(request, payload, service, hub, async |service, body| translate(service, body, Transport::Whole).await).await
+    let from = surface(&request);
+    let translate = async |service: &Service, body| translate(service, body, Transport::Whole, from).await;
+    answer(request, payload, service, hub, translate).await
 }
 
 /// POST /v1/generate/stream.
@@ -27,11 +30,18 @@ pub async fn generate_stream(
     service: web::Data<Service>,
     hub: web::Data<WorkerHub>,
 ) -> HttpResponse {
-    answer(request, payload, service, hub, async |service, body| translate(service, body, Transport::Stream).await)
-        .await
+    let from = surface(&request);
+    let translate = async |service: &Service, body| translate(service, body, Transport::Stream, from).await;
+    answer(request, payload, service, hub, translate).await
 }
 
-async fn translate(service: &Service, body: Bytes, transport: Transport) -> Result<Asked, ApiError> {
+/// The terminal client says who it is; the account tells its requests from others of this dialect.
+fn surface(request: &HttpRequest) -> Dialect {
+    let agent = request.headers().get(header::USER_AGENT).and_then(|agent| agent.to_str().ok());
+    if agent.is_some_and(|agent| agent.starts_with("crucible-tui/")) { Dialect::Tui } else { Dialect::Native }
+}
+
+async fn translate(service: &Service, body: Bytes, transport: Transport, dialect: Dialect) -> Result<Asked, ApiError> {
     let asked = Generate::parse(&body)?;
     let field = match asked.prompt {
         Prompt::Text(_) => "prompt",
@@ -46,7 +56,7 @@ async fn translate(service: &Service, body: Bytes, transport: Transport) -> Resu
         ignore_eos: asked.ignore_eos,
         logprobs: asked.logprobs,
         score_prompt: false,
-        dialect: Dialect::Native,
+        dialect,
     };
     let name = format!("gen-{}", service.serial());
     Ok(Asked {

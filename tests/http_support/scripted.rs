@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 
 use actix_web::web;
 use crucible::actors::topology::Engine;
+use crucible::backend::BackendFactory;
 use crucible::config::Config;
 use crucible::model::chat_template::{CHATML, ChatTemplate};
 use crucible::model::tokenizer::Tokenizer;
@@ -23,6 +24,11 @@ pub struct Scripted {
 impl Scripted {
     /// Starts a server with these overrides of the defaults.
     pub fn start(script: fake::Script, overrides: &[&str]) -> Self {
+        Self::over(fake::factory(script), overrides)
+    }
+
+    /// The same over another backend with the fake's vocabulary.
+    pub fn over(backend: BackendFactory, overrides: &[&str]) -> Self {
         let fixed = ["server.port=0", "model.id=tiny", "limits.max_batch=8", "server.fatal_linger_ms=300"];
         let overrides: Vec<String> = fixed.iter().chain(overrides).map(|&o| o.to_owned()).collect();
         let config = Config::parse("test", "", &overrides).unwrap_or_else(|e| panic!("{e}"));
@@ -31,7 +37,7 @@ impl Scripted {
             actix_web::rt::System::new().block_on(async move {
                 let mut engine_config = config.engine(1 << 14);
                 engine_config.max_new_tokens = 1 << 13;
-                let engine = Engine::start(engine_config, fake::factory(script)).expect("an engine");
+                let engine = Engine::start(engine_config, backend).expect("an engine");
                 let template = ChatTemplate::compile(CHATML, "", "").expect("a template");
                 let service = Service::new(config, engine.handle(), Tokenizer::bytes(fake::VOCAB), template);
                 let service = web::Data::new(service);
