@@ -716,8 +716,8 @@ fn what_a_completion_refuses(checks: &mut Checks, server: &Scripted) {
     refuse("a suffix is refused by name", text(suffix), "unsupported_parameter", "suffix");
     let best = json!({"n": 2, "best_of": 3});
     refuse("best_of above n is refused by name", text(best), "unsupported_parameter", "best_of");
-    let scored = json!({"echo": true, "logprobs": 1, "presence_penalty": 1});
-    refuse("a scored prompt takes no penalties", text(scored), "unsupported_parameter", "echo");
+    let beyond = json!({"echo": true, "logprobs": 1, "presence_penalty": 2.1});
+    refuse("a penalty of a scored prompt is at most 2", text(beyond), invalid, "presence_penalty");
     refuse("logprobs of a completion are at most 20", text(json!({"logprobs": 21})), invalid, "logprobs");
     refuse("echo is a boolean", text(json!({"echo": 1})), invalid, "echo");
     let many: Vec<String> = (0..1025).map(|n| n.to_string()).collect();

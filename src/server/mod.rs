@@ -6,6 +6,7 @@ mod generate;
 mod intake;
 mod models;
 mod openai;
+mod openapi;
 mod respond;
 mod run;
 mod status;

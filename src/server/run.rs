@@ -13,7 +13,7 @@ use actix_web::{App, HttpRequest, HttpResponse, HttpServer, Resource, Route, gua
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-use super::{Service, WorkerHub, anthropic, connection, generate, intake, models, openai, status, tls, tools};
+use super::{Service, WorkerHub, anthropic, connection, generate, intake, models, openai, openapi, status, tls, tools};
 use crate::config::Origins;
 use crate::protocol::errors::{ApiError, Code};
 
@@ -192,7 +192,8 @@ fn routes(app: &mut web::ServiceConfig) {
         .service(resource("/health", "GET, HEAD", reading().to(status::health)))
         .service(resource("/ready", "GET, HEAD", reading().to(status::ready)))
         .service(resource("/metrics", "GET, HEAD", reading().to(status::metrics)))
-        .service(resource("/stats", "GET, HEAD", reading().to(status::stats)));
+        .service(resource("/stats", "GET, HEAD", reading().to(status::stats)))
+        .service(resource("/openapi.json", "GET, HEAD", reading().to(openapi::document)));
 }
 
 /// GET, and HEAD for those who only look (load balancers); the server leaves the body out of an answer to HEAD.

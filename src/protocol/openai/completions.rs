@@ -48,10 +48,6 @@ impl CompletionRequest {
             echo: body.boolean("echo")?.unwrap_or(false),
             logprobs: body.integer("logprobs", 0..=20)?.map(|n| n as u8),
         };
-        if request.echo && request.logprobs.is_some() && request.common.adjust.is_some() {
-            let text = "echo with logprobs is not supported together with penalties or logit_bias";
-            return Err(ApiError::about(Code::UnsupportedParameter, "echo", text));
-        }
         body.unsupported("best_of", &[json!(request.common.n)])?;
         body.unsupported("suffix", &[])?;
         body.finish()?;
