@@ -328,7 +328,8 @@ mod tests {
     #[test]
     fn histograms_count_the_finished_requests_and_gaps_count_tokens_but_the_first() {
         let metrics = Metrics::new();
-        let mut account = Account { accepted: 2, accepted_by_dialect: [2, 0, 0, 0, 0], ..Account::default() };
+        let mut account = Account { accepted: 2, ..Account::default() };
+        account.accepted_by_dialect[0] = 2;
         account.ended[0][0] = 2;
         let snapshot = Arc::new(Snapshot { account, version: 1 });
         metrics.absorb(&Published { snapshot, samples: vec![sample(), sample()], samples_dropped: 0 });
