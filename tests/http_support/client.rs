@@ -81,6 +81,12 @@ pub fn get(address: SocketAddr, path: &str) -> Response {
 }
 
 impl Pending {
+    /// Sends more bytes.
+    pub fn write(&mut self, bytes: &[u8]) {
+        // A server may answer and close before it has read a body that it refuses.
+        let _ = self.stream.get_mut().write_all(bytes);
+    }
+
     /// Reads status and headers.
     pub fn head(&mut self) -> Response {
         let mut line = String::new();
