@@ -4,7 +4,6 @@ mod common;
 mod http_support;
 
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use http_support::binary::Binary;
 use http_support::client::{Response, get, post, send_json};
@@ -101,9 +100,12 @@ fn clients_that_leave_at_any_time_leave_nothing_behind() {
     stream.head();
     stream.read_events(4);
     drop(stream);
+    until("the stream is out", || settled(&server));
+    let steps = |stats: Value| stats["decode_steps"].as_u64().unwrap();
+    let before = steps(stats(&server));
     let unary =
         send_json(server.address, "/v1/generate", &json!({"prompt": "Once", "max_tokens": 2000, "ignore_eos": true}));
-    std::thread::sleep(Duration::from_millis(100));
+    until("its answer is under way", || steps(stats(&server)) > before + 2);
     drop(unary);
     until("all are cancelled", || stats(&server)["cancelled_requests"] == 4);
     until("everything is back", || settled(&server));

@@ -116,7 +116,7 @@ async fn the_conversation_and_the_settings_reach_the_server() {
 
     fill(&mut browser, "temperature", "9").await;
     ask(&mut browser, "Third?").await;
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    browser.wait("document.activeElement.id === 'temperature'").await;
     assert_eq!(stub.seen().generates.len(), 2, "a value out of bounds is not sent");
 
     fill(&mut browser, "temperature", "0.5").await;
@@ -237,7 +237,7 @@ async fn a_check_answers_again_and_compares() {
         let seen = stub.seen();
         assert_eq!(seen.generates[0], seen.generates[1], "the same request, field by field");
     }
-    browser.eval(&format!("{check}.classList.contains('good')")).await;
+    assert_eq!(browser.eval(&format!("{check}.classList.contains('good')")).await, true);
     no_complaints(&browser);
 }
 
@@ -267,8 +267,8 @@ async fn nothing_is_fetched_from_elsewhere_and_the_policy_forbids_it() {
     let mut browser = opened(&program, &stub).await;
     asked(&mut browser, "What is the capital of France?").await;
     browser.point_at(".t:nth-child(3)").await;
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    browser.eval("1").await;
+    browser.wait("document.querySelectorAll('#probe div').length >= 3").await;
+    browser.wait("![...document.querySelectorAll('#probe span')].some(s => s.textContent === '…')").await;
     let foreign: Vec<_> = browser.requests.iter().filter(|url| !url.starts_with(&stub.url)).collect();
     assert!(foreign.is_empty() && browser.requests.len() > 10, "{foreign:?}");
     no_complaints(&browser);
