@@ -4,7 +4,7 @@
 
 use crucible::model::chat_template::{ChatMessage, ChatTemplate, GenerationPrompt};
 use crucible::model::gguf::{Gguf, llama};
-use crucible::protocol::{native, openai};
+use crucible::protocol::{anthropic, native, openai};
 
 /// A model file: header, metadata, tensor table, geometry.
 pub fn gguf(bytes: &[u8]) {
@@ -21,6 +21,7 @@ pub fn template(bytes: &[u8]) {
         let messages =
             ["system", "user", content].map(|role| ChatMessage { role: role.to_owned(), content: content.to_owned() });
         let _ = template.render(&messages, GenerationPrompt::Add);
+        let _ = template.render(&messages, GenerationPrompt::Continue);
     }
 }
 
@@ -29,4 +30,6 @@ pub fn body(bytes: &[u8]) {
     let _ = native::Generate::parse(bytes);
     let _ = openai::chat::ChatRequest::parse(bytes);
     let _ = openai::completions::CompletionRequest::parse(bytes);
+    let _ = anthropic::messages::MessagesRequest::parse(bytes);
+    let _ = anthropic::Conversation::parse(bytes);
 }

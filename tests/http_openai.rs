@@ -20,6 +20,7 @@ use crucible::backend::{Rule, SamplingRow};
 use crucible::model::tokenizer::{SpecialText, SpecialTokens, Tokenizer};
 use crucible::protocol::sampling::Sampling;
 use engine_support::fake::{self, Fault, Script};
+use http_support::binary::Binary;
 use http_support::client::{Response, get, post, send, send_json};
 use http_support::until;
 use scripted::Scripted;
@@ -120,6 +121,7 @@ fn openais_dialect_holds_in_every_check() {
     a_completion_stream(&mut checks, &server);
     log_probabilities(&mut checks, &server);
     scores_of_prompts(&mut checks, &server);
+    scores_are_bits(&mut checks);
     how_answers_end(&mut checks, &server);
     how_tokens_are_selected(&mut checks);
     what_a_chat_refuses(&mut checks, &server);
@@ -542,6 +544,38 @@ fn scores_of_prompts(checks: &mut Checks, server: &Scripted) {
     checks.check("every choice of n has its prompt scored", || {
         let body = post(server.address, TEXT, &text(merge(asked.clone(), json!({"n": 2})))).json();
         assert_eq!(body["choices"][1]["logprobs"], *lists);
+    });
+}
+
+/// What generation says of its tokens and what scoring says of the same tokens in a prompt, on a model that computes.
+fn scores_are_bits(checks: &mut Checks) {
+    let server = Binary::tiny(&["prefill.token_budget=48"]);
+    let ask = |fields: Value| post(server.address, TEXT, &text(merge(json!({"logprobs": 3}), fields)));
+    // The digits as they stand in the body: a parser would round them.
+    let digits = |response: &Response| -> Vec<String> {
+        assert_eq!(response.status, 200, "{}", response.text());
+        let body = response.text();
+        let list = body.split("\"token_logprobs\":[").nth(1).and_then(|rest| rest.split(']').next()).expect("a list");
+        list.split(',').map(String::from).collect()
+    };
+    let prompt: Vec<u32> = (0..90).map(|n| 32 + n * 7 % 90).collect();
+    let native = json!({"prompt_tokens": prompt, "max_tokens": 40, "ignore_eos": true});
+    let generated = post(server.address, "/v1/generate", &native).json()["token_ids"].clone();
+    let said = digits(&ask(json!({"prompt": prompt, "max_tokens": 40, "ignore_eos": true})));
+    let mut all = json!(prompt);
+    all.as_array_mut().unwrap().extend(generated.as_array().unwrap().clone());
+    let scored = digits(&ask(json!({"prompt": all, "max_tokens": 1, "echo": true})));
+    checks.check(
+        "a generated token and the same token in a scored prompt have the same log-probability, bit for bit",
+        || {
+            assert_eq!((said.len(), scored.len()), (40, 131));
+            assert_eq!(scored[90..130], said);
+        },
+    );
+    checks.check("scoring a prompt moves no bit of what follows it", || {
+        let after =
+            |echo: bool| digits(&ask(json!({"prompt": all, "max_tokens": 9, "echo": echo, "ignore_eos": true})));
+        assert_eq!(after(true)[130..], after(false));
     });
 }
 

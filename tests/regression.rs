@@ -155,3 +155,17 @@ fn a_text_that_no_prompt_can_hold_is_refused_by_its_length() {
         assert!(error["message"].as_str().is_some_and(|m| m.contains("bytes")), "{error}");
     }
 }
+
+#[test]
+fn an_answer_whose_beginning_occurs_in_the_end_mark_of_the_template_is_continued_where_it_ends() {
+    let server = Binary::tiny(&[]);
+    let count = |begun: &str| {
+        let messages = json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": begun}]);
+        let body = json!({"model": "tiny", "messages": messages});
+        post(server.address, "/v1/messages/count_tokens", &body).json()["input_tokens"].as_u64().unwrap()
+    };
+    let none = count("");
+    for begun in ["x", "m", "im_end", "|>"] {
+        assert_eq!(count(begun), none + begun.len() as u64, "{begun}");
+    }
+}

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::admission::{Dialect, Ended, Limits, Outcome, RequestId, RequestSpec, ValidRequest};
-use crate::backend::{DeviceCounts, Input, Row, Rule, Start, StepTiming, Want};
+use crate::backend::{DeviceCounts, HostLogits, Input, Row, Rule, Start, StepTiming, Want};
 use crate::pages::{PageHome, PageLease, Pool};
 
 const LIMITS: Limits =
@@ -296,4 +296,27 @@ fn counters_tell_batches_slices_and_final_rows_apart() {
         |sizes: crate::admission::account::SizeCounts, bound| sizes.cumulative().find(|s| s.0 == bound).map(|s| s.1);
     assert_eq!((up_to(c.decode_sizes, 1.0), up_to(c.decode_sizes, 2.0)), (Some(1), Some(2)));
     assert_eq!((up_to(c.prefill_sizes, 32.0), up_to(c.prefill_sizes, 64.0)), (Some(1), Some(2)));
+}
+
+#[test]
+fn a_scored_prompt_yields_its_logits_in_bounded_slices_and_selects_from_its_last_position_alone() {
+    let (mut planner, mut pool) = (Planner::new(config()), Pool::new(LIMITS.pages));
+    let spec = RequestSpec { score_prompt: true, ..sequence(1, 70, 2).request.spec().clone() };
+    let request = ValidRequest::new(RequestId(1), spec, &LIMITS).unwrap();
+    let sequence = Sequence { request, submitted: Duration::ZERO, resident: Duration::ZERO };
+    let lease = lease(&mut pool, &sequence);
+    planner.enqueue(sequence, lease);
+    for (step, (start, len, want, logits)) in (1..).zip([
+        (0, 32, Want::All, HostLogits::Yes),
+        (32, 32, Want::All, HostLogits::Yes),
+        (64, 5, Want::All, HostLogits::Yes),
+        (69, 1, Want::Last, HostLogits::No),
+    ]) {
+        let planned = planner.plan().expect("a slice");
+        let row = &planned.step.rows[0];
+        assert_eq!((row.start, row.len, row.want, row.host_logits), (Start::Host(start), len, want, logits));
+        assert_eq!(row.sampling.token_index, 0, "no token is drawn before the last position");
+        planner.retire(&retired(step, if want == Want::Last { &[1] } else { &[] }));
+    }
+    assert_eq!(planner.plan().expect("a decode row").step.rows[0].start, Start::Device);
 }

@@ -80,10 +80,7 @@ fn sampling(body: &mut Body) -> Result<Sampling, ApiError> {
 
 fn stop_sequences(body: &mut Body) -> Result<Vec<String>, ApiError> {
     match body.peek("stop_sequences") {
-        Some(Value::String(_)) => {
-            let text = json!("");
-            Err(wrong_type(&body.path("stop_sequences"), "an array of strings", &text))
-        }
+        Some(text @ Value::String(_)) => Err(wrong_type(&body.path("stop_sequences"), "an array of strings", text)),
         _ => body.stop_strings("stop_sequences", MAX_STOPS),
     }
 }
