@@ -1,5 +1,5 @@
 //! `crucible tui` in a real terminal (tmux), against a stand-in of the server: what a person sees, what goes out, and that the
-//! terminal is given back however it ends.
+//! terminal is given back however it ends. tests/tui_real_model.rs has the same terminal before the real server.
 
 mod stub;
 mod tmux;

@@ -85,6 +85,12 @@ impl Binary {
         assert!(status.success());
     }
 
+    /// Ends the process without a word.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
     /// Waits for the end of the process.
     pub fn wait(&mut self, most: Duration) -> ExitStatus {
         let start = Instant::now();
@@ -100,8 +106,7 @@ impl Binary {
 
 impl Drop for Binary {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
     }
 }
 

@@ -121,7 +121,7 @@ impl Drop for Pane {
 }
 
 /// The words of a screen's first panel, one space between them.
-fn said(screen: &str) -> String {
+pub fn said(screen: &str) -> String {
     let words = screen.lines().filter_map(|line| line.split('│').nth(1)).flat_map(str::split_whitespace);
     words.collect::<Vec<_>>().join(" ")
 }
