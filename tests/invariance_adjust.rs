@@ -104,6 +104,7 @@ fn the_same_tokens_alone_and_interleaved_with_others_two_steps_in_flight() {
                 shuffle,
                 pages: Pages::Shuffled,
                 observe: Observe::Generated,
+                walk: &[],
             };
             let (got, counts) = player.play(&sequences, &style).expect("crowded");
             assert!(counts.packed > 0);

@@ -51,6 +51,7 @@ fn timed(player: &mut Player, sequences: &[Sequence], budget: usize) -> Result<(
         shuffle: 0,
         pages: Pages::Ascending,
         observe: Observe::Tokens,
+        walk: &[],
     };
     let began = Instant::now();
     let (_, counts) = player.play(sequences, &style)?;

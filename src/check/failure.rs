@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use actix::{Actor, Addr, Context, Handler};
 use tokio::sync::oneshot;
 
-use super::models::{Setup, Subject, Which, weights};
+use super::models::{Setup, Subject, Which};
 use super::suites::{Failure, Options};
 use super::{Dice, Tally};
 use crate::actors::admission::messages::Submit;
@@ -203,8 +203,11 @@ fn factory(options: &Options, profile: Profile, at: u64) -> BackendFactory {
         kernels: options.kernels.clone(),
         cache_dir: options.cache_dir.clone(),
     };
-    let weights = weights(options.shape, profile, MatrixFormat::Q8_0, 1);
-    Box::new(move || Ok(Box::new(Doomed::new(Subject::open(weights, profile, &setup)?, at)?) as Box<dyn Backend>))
+    let source = options.source.clone();
+    Box::new(move || {
+        let weights = source.weights(profile, MatrixFormat::Q8_0).map_err(broken)?;
+        Ok(Box::new(Doomed::new(Subject::open(weights, profile, &setup)?, at)?) as Box<dyn Backend>)
+    })
 }
 
 fn submit(engine: &EngineHandle, hub: &Hub, prompt: &[u32], seed: u64) -> Result<RequestId, Failure> {
@@ -341,10 +344,10 @@ pub fn run(options: &Options) -> Result<u64, Failure> {
     let mut failures = 0;
     for &profile in profiles {
         let mut dice = Dice::new(options.seed ^ 0xfa11);
-        let vocab = options.shape.geometry().vocab;
+        let vocab = options.source.weights(profile, MatrixFormat::Q8_0)?.geometry.vocab;
         let prompts: Vec<Vec<u32>> =
             (0..REQUESTS).map(|_| (0..dice.between(1, 60)).map(|_| dice.below(vocab) as u32).collect()).collect();
-        let name = format!("Failure {} {:?} {:?}", profile.name(), options.shape, options.which);
+        let name = format!("Failure {} {} {:?}", profile.name(), options.source.name(), options.which);
         let mut tally = Tally::new(name, options.seed);
         let want = undisturbed(options, profile, &prompts)?;
         for &at in steps {

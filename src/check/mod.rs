@@ -6,7 +6,9 @@ pub mod failure;
 pub mod kernels;
 pub mod models;
 pub mod play;
+pub mod reference;
 pub mod score;
+pub mod seen;
 pub mod suites;
 
 /// Seeded numbers for shapes and values: SplitMix64.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::backend::cpu::{CpuBackend, CpuConfig, Isa};
 use crate::backend::cuda::{CudaBackend, CudaConfig, GraphLimits, PoolSize};
-use crate::backend::{Backend, BackendError, Completion, DeviceCounts, Facts, StepOutput, ValidStep};
+use crate::backend::{Backend, BackendError, Completion, DeviceCounts, Facts, SlotBinding, StepOutput, ValidStep};
+use crate::model::load::{self, ModelError, ModelSource};
 use crate::model::{Geometry, MatrixFormat, ModelWeights, Profile, RopePairing, synthetic};
 
 /// A named geometry.
@@ -52,6 +53,52 @@ impl Shape {
             rope_base: 10_000.0,
             rms_eps: 1e-5,
             rope_pairing,
+        }
+    }
+}
+
+/// What a suite runs on: a synthetic model, or the model of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Seeded weights.
+    Shape(Shape),
+    /// A GGUF file.
+    File(PathBuf),
+}
+
+impl Source {
+    /// The name of a shape, or else the path of a GGUF file.
+    ///
+    /// # Errors
+    /// Neither, with the names of the shapes.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if let Ok(shape) = <Shape as clap::ValueEnum>::from_str(text, true) {
+            return Ok(Self::Shape(shape));
+        }
+        let path = PathBuf::from(text);
+        if path.is_file() {
+            return Ok(Self::File(path));
+        }
+        let names: Vec<String> = Shape::ALL.iter().map(|s| format!("{s:?}").to_lowercase()).collect();
+        Err(format!("{text} is neither a file nor one of {}", names.join(", ")))
+    }
+
+    /// For people.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Shape(shape) => format!("{shape:?}"),
+            Self::File(path) => path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
+        }
+    }
+
+    /// The weights; a synthetic model has matrices of `block` in profile q8.
+    ///
+    /// # Errors
+    /// A file that is no model.
+    pub fn weights(&self, profile: Profile, block: MatrixFormat) -> Result<ModelWeights, ModelError> {
+        match self {
+            Self::Shape(shape) => Ok(weights(*shape, profile, block, 1)),
+            Self::File(path) => Ok(load::load(&ModelSource::Gguf(path.clone()), profile)?.weights),
         }
     }
 }
@@ -136,6 +183,26 @@ impl Subject {
                 };
                 CudaBackend::new(weights, profile, &config).map(|b| Subject::Cuda(Box::new(b)))
             }
+        }
+    }
+
+    /// Fills with impossible values what the next step, which has these bindings, must not read.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn poison(&mut self, bindings: &[SlotBinding]) -> Result<bool, BackendError> {
+        match self {
+            Subject::Cpu(b) => b.poison_steps(),
+            Subject::Cuda(b) => b.poison(bindings)?,
+        }
+        Ok(true)
+    }
+
+    /// The GPU's backend, to make it refuse graphs.
+    pub fn cuda_mut(&mut self) -> Option<&mut CudaBackend> {
+        match self {
+            Subject::Cpu(_) => None,
+            Subject::Cuda(b) => Some(b),
         }
     }
 

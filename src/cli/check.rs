@@ -8,8 +8,8 @@ use clap::{Args as ClapArgs, Subcommand};
 use super::Outcome;
 use crate::backend::cuda::program::{ARCHITECTURES, Program};
 use crate::backend::cuda::sources::{SourceError, Sources};
-use crate::check::models::{Shape, Which};
-use crate::check::suites::{self, Suite};
+use crate::check::models::{Source, Which};
+use crate::check::suites::{self, Extent, Suite};
 use crate::check::{compile, failure, kernels};
 use crate::model::Profile;
 
@@ -26,9 +26,9 @@ enum Command {
     Compile(CompileArgs),
     /// Every kernel on seeded shapes, bits against the canonical arithmetic (GPU).
     Kernels(SuiteArgs),
-    /// The GPU's logits are the CPU's, at every position, on every geometry and format.
+    /// The GPU's logits are the CPU's, at every position: on every geometry and format, or of the model of a file (--model FILE).
     Model(SuiteArgs),
-    /// Contiguous pages against shuffled pages, kernel by kernel and with graphs.
+    /// Contiguous storage by the definitions, contiguous pages and shuffled pages, kernel by kernel and with graphs.
     Paged(SuiteArgs),
     /// Decode graphs against kernel by kernel, every batch size (GPU).
     Graph(SuiteArgs),
@@ -36,13 +36,13 @@ enum Command {
     Batch(SuiteArgs),
     /// Lengths, offsets and chunks of single prompts.
     Prefill(SuiteArgs),
-    /// Graphs of single prompts past the cache's bound (GPU).
+    /// Graphs of single prompts: reuse, offsets, the cache's bound, refused recordings (GPU).
     PrefillGraph(SuiteArgs),
-    /// Fuzzed packed prefill and mixed steps.
+    /// Fuzzed packed prefill and mixed steps, batches that shrink and grow, cancellation with immediate page reuse.
     Packed(SuiteArgs),
-    /// Cancellation with immediate page reuse.
+    /// The part of `packed` that cancels.
     Cancel(SuiteArgs),
-    /// Every selection rule.
+    /// Every selection rule: ties, draws at interval edges, all filters; then through whole models.
     Sampling(SuiteArgs),
     /// A pool of 32 pages.
     Pressure(SuiteArgs),
@@ -75,9 +75,9 @@ struct SuiteArgs {
     /// Backend under test.
     #[arg(long, value_enum, default_value_t = Which::Cuda)]
     backend: Which,
-    /// Geometry of the synthetic model.
-    #[arg(long, value_enum, default_value_t = Shape::Small)]
-    model: Shape,
+    /// Geometry of the synthetic model (small, nine, wide, single, eight, seed), or a GGUF file.
+    #[arg(long, default_value = "small", value_parser = Source::parse)]
+    model: Source,
     /// Profiles: f32, int8, q8.
     #[arg(long, value_delimiter = ',', default_value = "f32,int8,q8", value_parser = profile)]
     profile: Vec<Profile>,
@@ -93,6 +93,12 @@ struct SuiteArgs {
     /// Most generated tokens of a sequence in `packed`.
     #[arg(long, default_value_t = 16)]
     steps: usize,
+    /// Plays part i of n of `packed` and `cancel` only: i/n.
+    #[arg(long, default_value = "1/1", value_parser = part, value_name = "I/N")]
+    part: (usize, usize),
+    /// Plays a part of what the suites promise, for gates without a GPU.
+    #[arg(long)]
+    quick: bool,
     /// Folder to search first for the kernel compiler.
     #[arg(long)]
     libraries: Option<PathBuf>,
@@ -111,6 +117,12 @@ pub(super) fn profile(name: &str) -> Result<Profile, String> {
         .ok_or_else(|| format!("{name} is no profile, they are f32, int8 and q8"))
 }
 
+/// "i/n" with 1 <= i <= n.
+fn part(text: &str) -> Result<(usize, usize), String> {
+    let parsed = text.split_once('/').and_then(|(i, n)| Some((i.parse().ok()?, n.parse().ok()?)));
+    parsed.filter(|&(i, n)| 1 <= i && i <= n).ok_or_else(|| format!("{text} is no part, write i/n with i from 1 to n"))
+}
+
 /// Says which kernels are not the embedded ones.
 pub(super) fn announce(kernels: Option<&Path>) -> Result<(), SourceError> {
     if let Some(folder) = kernels {
@@ -125,7 +137,7 @@ pub fn run(args: &Args) -> Outcome {
     let breaks_the_device = matches!(args.suite, Command::Failure(_));
     let (args, chosen) = match &args.suite {
         Command::Compile(args) => return run_compile(args),
-        Command::Kernels(args) => (args, vec![]),
+        Command::Kernels(args) => (args, Vec::new()),
         Command::Model(args) => (args, vec![Suite::Model]),
         Command::Paged(args) => (args, vec![Suite::Paged]),
         Command::Graph(args) => (args, vec![Suite::Graph]),
@@ -141,7 +153,8 @@ pub fn run(args: &Args) -> Outcome {
         Command::All(args) => (args, Suite::ALL.to_vec()),
     };
     announce(args.kernels.as_deref())?;
-    let with_kernels = matches!(chosen.len(), 0 | 11) && !breaks_the_device && args.backend == Which::Cuda;
+    let everything = chosen.len() == Suite::ALL.len();
+    let with_kernels = (chosen.is_empty() || everything) && !breaks_the_device && args.backend == Which::Cuda;
     let mut failures = 0;
     if with_kernels {
         failures += kernels::run(&kernels::Options {
@@ -155,7 +168,7 @@ pub fn run(args: &Args) -> Outcome {
     }
     let options = suites::Options {
         which: args.backend,
-        shape: args.model,
+        source: args.model.clone(),
         profiles: args.profile.clone(),
         seed: args.seed,
         libraries: args.libraries.clone(),
@@ -163,6 +176,8 @@ pub fn run(args: &Args) -> Outcome {
         cache_dir: args.cache.clone(),
         sets: args.sets,
         steps: args.steps,
+        part: args.part,
+        extent: if args.quick { Extent::Quick } else { Extent::Full },
     };
     if breaks_the_device {
         failures += failure::run(&options)?;

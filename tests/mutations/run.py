@@ -10,7 +10,8 @@ A mutant is a patch whose first lines say what it breaks and which test must not
     invariant: I6
     test: --lib planner::tests::an_ended_sequence_enters_no_further_plan
 
-`test:` is handed to `cargo test` as it stands. A mutant that compiles and whose test passes has survived: the run fails.
+`test:` is handed to `cargo test` as it stands; `check:` in its place names suites of `crucible check --backend cpu --quick`. A mutant that
+compiles and whose test passes has survived: the run fails.
 """
 
 import argparse
@@ -48,21 +49,26 @@ def scratch_copy():
     return tree
 
 
-def cargo_test(tree, test):
-    command = ["cargo", "test", "--target-dir", str(SCRATCH / "build"), *shlex.split(test)]
+def run_test(tree, patch):
+    build = ["--target-dir", str(SCRATCH / "build")]
+    if re.search(r"^check:", patch.read_text(), re.MULTILINE):
+        suite = shlex.split(header(patch, "check"))
+        options = ["--backend", "cpu", "--quick", "--profile", "q8"]
+        command = ["cargo", "run", "--release", *build, "--bin", "crucible", "--", "check", *suite, *options]
+    else:
+        command = ["cargo", "test", *build, *shlex.split(header(patch, "test"))]
     return subprocess.run(command, cwd=tree, text=True, capture_output=True, timeout=1800)
 
 
 def ran_a_test(output):
-    return any(int(n) > 0 for n in re.findall(r"running (\d+) tests?", output))
+    return any(int(n) > 0 for n in re.findall(r"running (\d+) tests?", output)) or "\ncheck: seed" in output
 
 
 def try_mutant(tree, patch):
     """One of killed, survived, broken (does not compile or names no test)."""
-    test = header(patch, "test")
     git("apply", str(patch), cwd=tree).check_returncode()
     try:
-        result = cargo_test(tree, test)
+        result = run_test(tree, patch)
     except subprocess.TimeoutExpired:
         return "killed", "timed out"
     finally:

@@ -157,4 +157,22 @@ impl Buffers {
             values: Shared::zeroed(kv)?,
         })
     }
+
+    /// Fills with NaN what a step must write before it reads it: activations, logits, and `pages` of `floats` floats of K and of V.
+    ///
+    /// # Safety
+    /// No thread is inside a pass.
+    pub unsafe fn poison(&self, pages: impl Iterator<Item = usize>, floats: usize) {
+        let activations = [&self.normed.x, &self.attended.x, &self.gated.x, &self.finals.x];
+        for buffer in activations.into_iter().chain([&self.x, &self.qkv, &self.cos, &self.sin, &self.logits]) {
+            // SAFETY: the caller's promise.
+            unsafe { buffer.write(0, buffer.len()) }.fill(f32::NAN);
+        }
+        for page in pages {
+            for pool in [&self.keys, &self.values] {
+                // SAFETY: the caller's promise.
+                unsafe { pool.write(page * floats, floats) }.fill(f32::NAN);
+            }
+        }
+    }
 }

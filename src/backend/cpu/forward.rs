@@ -19,7 +19,7 @@ use super::rows::{norm_row, rotate, swiglu_rows};
 use super::select::{SelectScratch, highest, logprobs, select, select_adjusted};
 use super::threads::{Abandoned, Barrier, Claims, lock};
 use crate::arith::attention::score_scale;
-use crate::backend::{HostLogits, TokenLogprobs};
+use crate::backend::{HostLogits, SlotBinding, TokenLogprobs};
 
 /// Token rows that one unit of a linear phase takes.
 const CHUNK: usize = 64;
@@ -125,6 +125,17 @@ impl Engine {
     /// The model.
     pub fn model(&self) -> &Model {
         &self.model
+    }
+
+    /// Fills with NaN what a step with these bindings must not read.
+    ///
+    /// # Safety
+    /// No thread is inside a pass.
+    pub unsafe fn poison(&self, bindings: &[SlotBinding]) {
+        let g = &self.model.geometry;
+        let pages = bindings.iter().flat_map(|b| &b.pages).map(|&p| p as usize);
+        // SAFETY: the caller's promise.
+        unsafe { self.buffers.poison(pages, g.layers * g.kv_dim() * PAGE) }
     }
 
     /// The barrier, to break it up.

@@ -183,4 +183,9 @@ impl<T: bytemuck::Zeroable + bytemuck::NoUninit> Shared<T> {
     pub fn bytes(&self) -> usize {
         self.bytes.len()
     }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
 }

@@ -32,6 +32,7 @@ struct Core {
     notify: Mutex<Option<Notify>>,
     gate: Gate,
     closing: AtomicBool,
+    poisons: AtomicBool,
     pass: Mutex<Arc<Pass>>,
     outcomes: Mutex<Vec<(usize, Outcome)>>,
 }
@@ -55,6 +56,7 @@ impl Team {
             notify: Mutex::default(),
             gate: Gate::default(),
             closing: AtomicBool::new(false),
+            poisons: AtomicBool::new(false),
             pass: Mutex::default(),
             outcomes: Mutex::default(),
         });
@@ -70,6 +72,11 @@ impl Team {
     /// Sets the notifier.
     pub fn on_completion(&self, notify: Notify) {
         *lock(&self.core.notify) = Some(notify);
+    }
+
+    /// Poisons before every step from now on.
+    pub fn poison(&self) {
+        self.core.poisons.store(true, Ordering::Relaxed);
     }
 
     /// Queues a step.
@@ -184,6 +191,10 @@ impl Core {
     fn compute(&self, step: Step, slots: &mut [Slot], scratch: &mut Scratch) -> Option<StepOutput> {
         let begun = Instant::now();
         let geometry = &self.engine.model().geometry;
+        if self.poisons.load(Ordering::Relaxed) {
+            // SAFETY: the last pass ended at its barrier, and the gate to the next one is shut.
+            unsafe { self.engine.poison(&step.bindings) }
+        }
         let pass = Arc::new(Pass::new(step, slots, geometry.kv_heads, self.engine.block_tokens()));
         self.engine.reset();
         *lock(&self.pass) = Arc::clone(&pass);

@@ -3,6 +3,7 @@
 //! Everything is made, used and dropped on the thread that opened the device. Handles are destroyed when their owner goes; errors of
 //! destruction are ignored, the process is ending or the device is lost.
 
+use std::cell::Cell;
 use std::ffi::{CString, c_void};
 use std::rc::Rc;
 
@@ -141,6 +142,7 @@ impl Device {
             attrs: &mut attribute,
             numAttrs: u32::from(early),
         };
+        kernel.launches.set(kernel.launches.get() + 1);
         // SAFETY: the caller's grant; the configuration and its attribute live through the call.
         unsafe { sys::cuLaunchKernelEx(&config, kernel.function, params.as_mut_ptr(), std::ptr::null_mut()) }
             .result()
@@ -251,7 +253,8 @@ impl Module {
                 100,
             )
             .map_err(failed(name))?;
-            Ok(Kernel { function, name: name.to_string(), shared, _module: Rc::clone(self) })
+            let (name, launches) = (name.to_string(), Cell::new(0));
+            Ok(Kernel { function, name, shared, launches, _module: Rc::clone(self) })
         }
     }
 }
@@ -272,6 +275,8 @@ pub struct Kernel {
     name: String,
     /// Most dynamic shared memory of a block, in bytes.
     pub shared: u32,
+    /// Launches since it was loaded.
+    pub launches: Cell<u64>,
     _module: Rc<Module>,
 }
 

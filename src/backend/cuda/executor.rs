@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::backend::{
-    Backend, BackendError, Completion, DeviceCounts, Facts, RowOutput, STEPS_IN_FLIGHT, StepOutput, StepTiming,
-    ValidStep,
+    Backend, BackendError, Completion, DeviceCounts, Facts, RowOutput, STEPS_IN_FLIGHT, SlotBinding, StepOutput,
+    StepTiming, ValidStep,
 };
 use crate::model::{Geometry, ModelWeights, Profile};
 
@@ -99,6 +99,7 @@ pub struct CudaBackend {
     last_shape: Option<PassShape>,
     /// Ends before the memory that it reads is freed.
     host: HostRows<PinnedReader<f32>>,
+    refuse_captures: bool,
     graphs: GraphCache,
     lanes: Vec<Lane>,
     pass: Pass,
@@ -199,8 +200,19 @@ impl CudaBackend {
         let pass = Pass::new(kernels, model, memory, g, profile);
         let (graphs, host) = (GraphCache::new(config.graphs), HostRows::start().map_err(unavailable)?);
         let (in_flight, adjusted) = (VecDeque::with_capacity(STEPS_IN_FLIGHT), AdjustedSlots::new(config.slots));
-        let mut backend =
-            Self { facts, in_flight, submitted: 0, adjusted, last_shape: None, host, graphs, lanes, pass, device };
+        let mut backend = Self {
+            facts,
+            in_flight,
+            submitted: 0,
+            adjusted,
+            last_shape: None,
+            host,
+            refuse_captures: false,
+            graphs,
+            lanes,
+            pass,
+            device,
+        };
         backend.record_decode_graphs(config.graphs.decode.min(config.slots)).map_err(unavailable)?;
         backend.device.synchronise().map_err(unavailable)?;
         Ok(backend)
@@ -217,8 +229,13 @@ impl CudaBackend {
     /// Records a shape; a failure is remembered and no error unless the device is lost.
     fn record(&mut self, shape: &PassShape) -> Result<(), LaunchError> {
         let began = Instant::now();
-        let pass = &self.pass;
-        match self.device.capture(|| pass.run(shape, |_| {})) {
+        let (pass, device, refuse) = (&self.pass, &self.device, self.refuse_captures);
+        let record = || -> Result<(), LaunchError> {
+            pass.run(shape, |_| {})?;
+            // Waiting is not allowed while a stream is recorded: the driver itself makes this recording invalid.
+            if refuse { Ok(device.synchronise()?) } else { Ok(()) }
+        };
+        match device.capture(record) {
             Ok(graph) => self.graphs.keep(shape, graph, began.elapsed().as_micros() as u64),
             Err(error) => {
                 tracing::warn!(%error, ?shape, "this shape cannot be recorded and runs kernel by kernel");
@@ -226,6 +243,19 @@ impl CudaBackend {
             }
         }
         Ok(())
+    }
+
+    /// For checks: makes the driver refuse every recording from now on.
+    pub fn refuse_captures(&mut self) {
+        self.refuse_captures = true;
+    }
+
+    /// For checks: `PassMemory::poison` of the next step.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn poison(&self, bindings: &[SlotBinding]) -> Result<(), BackendError> {
+        self.pass.memory.poison(&self.pass.geometry, bindings).map_err(failed)
     }
 
     /// The pass, for checks and profiles.

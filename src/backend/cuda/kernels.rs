@@ -320,6 +320,20 @@ impl Kernels {
         Ok(Self { device: Rc::clone(device), head_dim, rows, few, tile, decode, prefill, select, bind_adjust })
     }
 
+    /// Launches of every loaded kernel since it was loaded, by its name and what it is loaded for.
+    pub fn launches(&self) -> Vec<(String, u64)> {
+        let d = self.head_dim;
+        let rows = self.rows.iter().map(|(name, k)| ((*name).to_string(), k));
+        let few = self.few.iter().map(|((kind, shape), k)| (format!("{} {kind:?}", shape.kernel_name()), k));
+        let tile = self.tile.iter().map(|((kind, height), k)| (format!("linear_tile of {height} {kind:?}"), k));
+        let decode = ["attend_decode", "attend_decode fused"].into_iter().zip(&self.decode);
+        let decode = decode.map(|(name, k)| (format!("{name} D={d}"), k));
+        let prefill = self.prefill.iter().map(|((r, h), k)| (format!("attend_prefill_{r}x{h} D={d}"), k));
+        let select = std::iter::once(("select_token".to_string(), &self.select));
+        let all = rows.chain(few).chain(tile).chain(decode).chain(prefill).chain(select);
+        all.map(|(name, k)| (name, k.launches.get())).collect()
+    }
+
     /// The device that they are loaded on.
     pub fn device(&self) -> &Rc<Device> {
         &self.device

@@ -96,6 +96,17 @@ impl<T: bytemuck::Pod> DeviceBuffer<T> {
             .map_err(failed("cuMemsetD8Async"))
     }
 
+    /// Sets every byte of `len` values from `offset`, in stream order.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn fill_range(&self, byte: u8, offset: usize, len: usize) -> Result<(), DeviceError> {
+        assert!(offset + len <= self.len, "a fill must lie inside the buffer");
+        // SAFETY: the range lies inside the buffer.
+        unsafe { result::memset_d8_async(self.at(offset), byte, len * size_of::<T>(), self.device.stream()) }
+            .map_err(failed("cuMemsetD8Async"))
+    }
+
     /// Copies from page-locked memory in stream order.
     ///
     /// # Errors

@@ -4,6 +4,7 @@
 use std::rc::Rc;
 
 use crate::arith::attention::score_scale;
+use crate::backend::SlotBinding;
 use crate::model::{Geometry, Profile, RopePairing};
 
 use super::adjust::{self, AdjustMemory};
@@ -201,6 +202,41 @@ impl PassMemory {
             partial: f32s("attention segments", limits.slots * g.heads * segments * (g.head_dim + 2))?,
             counters: u32s("attention counters", limits.slots * kernels.decode_columns(g.heads, g.kv_heads))?,
         })
+    }
+}
+
+impl PassMemory {
+    /// For checks: fills, in stream order, what a step with these bindings must not read: the uploaded step, token rows, activations,
+    /// logits, selections, and the tables and pages of the slots that change hands.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn poison(&self, g: &Geometry, bindings: &[SlotBinding]) -> Result<(), DeviceError> {
+        const BYTE: u8 = 0xff;
+        self.step.fill_bytes(BYTE)?;
+        self.selected.fill_bytes(BYTE)?;
+        self.quantised.fill_bytes(BYTE)?;
+        self.given.q.fill_bytes(BYTE)?;
+        for words in [&self.tok_slot, &self.tok_pos, &self.tok_id] {
+            words.fill_bytes(BYTE)?;
+        }
+        let activations = [&self.x, &self.qkv, &self.attended, &self.act, &self.up, &self.normed];
+        let [scales, sums] = [&self.given.scales, &self.given.sums];
+        let scratch = [&self.scales, &self.sums, scales, sums, &self.partial, &self.logits];
+        for floats in activations.into_iter().chain(scratch) {
+            floats.fill_bytes(BYTE)?;
+        }
+        let page = page_bytes(g) / 2 / size_of::<f32>();
+        for binding in bindings {
+            let slot = binding.slot as usize;
+            self.tables.fill_range(BYTE, slot * self.table_stride, self.table_stride)?;
+            self.last_token.fill_range(BYTE, slot, 1)?;
+            for &at in &binding.pages {
+                self.k_pool.fill_range(BYTE, at as usize * page, page)?;
+                self.v_pool.fill_range(BYTE, at as usize * page, page)?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -107,11 +107,9 @@ impl Case {
     }
 
     /// Makes the case wide enough for the widest blocks, gate and up as whole activation blocks.
-    fn widen(&mut self, dice: &mut Dice, kind: Kind) {
-        let many = dice.below(3) == 0;
-        let n = if many { 64 * dice.between(270, 280) + 6 } else { 64 * dice.between(54, 70) };
+    fn widen(&mut self, dice: &mut Dice, kind: Kind, n: usize, k: usize) {
         (self.epilogue, self.n) = (Epilogue::Swiglu, n);
-        (self.k, self.gather) = (32 * dice.pick(&[1, 3, 9]), None);
+        (self.k, self.gather) = (k, None);
         self.norm = self.norm.as_ref().map(|_| dice.values(self.k));
         self.x = dice.values(self.rows * self.k);
         let (profile, format) = stored(dice, kind);
@@ -223,14 +221,26 @@ pub(super) fn run(bench: &Bench, options: &Options) -> Result<Vec<Tally>, Failur
             let name = if few { "linear_rows" } else { "linear_tile" };
             let mut tally = Tally::new(format!("{name} {kind:?}"), options.seed);
             let mut dice = Dice::new(options.seed ^ ((kind as u64) << 8) ^ u64::from(few));
-            for _ in 0..options.shapes {
-                let rows = if few { dice.between(1, 16) } else { dice.pick(&[1, 7, 17, 33, 64, 65, 100, 129, 200]) };
+            for shape in 0..options.shapes {
+                let rows = match (few, shape % 6, shape % 16) {
+                    // Every height of the kernels for few rows, and the taller tile, at widths that choose the widest blocks.
+                    (true, 0, _) => [3, 7, 16][shape / 6 % 3],
+                    (true, ..) => dice.between(1, 16),
+                    (false, _, 0) => 129,
+                    (false, ..) => dice.pick(&[1, 7, 17, 33, 64, 65, 100, 129, 200]),
+                };
                 let mut case = Case::new(&mut dice, kind, rows);
                 if !kind.is_block() && case.norm.is_none() {
                     case.gather = None;
                 }
-                if few && dice.below(6) == 0 {
-                    case.widen(&mut dice, kind);
+                if few && shape % 6 == 0 {
+                    let many = dice.below(3) == 0;
+                    let n = if many { 64 * dice.between(270, 280) + 6 } else { 64 * dice.between(60, 70) };
+                    let k = 32 * dice.pick(&[1, 3, 9]);
+                    case.widen(&mut dice, kind, n, k);
+                } else if !few && shape % 16 == 0 {
+                    let n = 64 * dice.between(67, 70);
+                    case.widen(&mut dice, kind, n, 64);
                 }
                 let got = case.got(bench, kind, few)?;
                 let want = if few && case.quantised(bench, kind) { case.want_quantised(kind) } else { case.want(kind) };

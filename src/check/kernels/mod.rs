@@ -6,6 +6,8 @@ mod linear;
 mod rows;
 mod selection;
 
+pub use selection::device_row;
+
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -69,6 +71,18 @@ impl Bench {
     }
 }
 
+/// Every loaded kernel was launched by some of the shapes: an instantiation that no shape chooses would pass unseen.
+fn reached(launched: &[(String, u64)], options: &Options) -> Tally {
+    let mut tally = Tally::new("kernels that the shapes chose", options.seed);
+    let least = options.shapes.div_ceil(50) as u64;
+    let list: Vec<String> = launched.iter().map(|(name, n)| format!("{name}: {n}")).collect();
+    println!("launches: {}", list.join(", "));
+    for (name, n) in launched {
+        tally.case(if *n >= least { Ok(()) } else { Err(format!("{name} was launched {n} times, wanted {least}")) });
+    }
+    tally
+}
+
 /// Runs every part; returns the failures.
 ///
 /// # Errors
@@ -82,10 +96,13 @@ pub fn run(options: &Options) -> Result<u64, Failure> {
     parts.extend(selection::run(&bench, options)?);
     parts.extend(adjust::run(&bench, options)?);
     parts.extend(attention::run(&bench, options)?);
+    let mut launched = bench.kernels.launches();
     for head_dim in [128, 32, 96] {
         let bench = Bench::open(options, &[], head_dim)?;
         parts.extend(attention::run(&bench, options)?);
+        launched.extend(bench.kernels.launches().into_iter().filter(|(name, _)| name.contains("D=")));
     }
+    parts.push(reached(&launched, options));
     for part in &parts {
         part.print();
         total.absorb(part);

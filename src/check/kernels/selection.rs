@@ -52,7 +52,7 @@ pub(super) fn rule(dice: &mut Dice, vocab: usize) -> Rule {
 }
 
 /// The row as the device takes it.
-pub(super) fn device_row(sampling: &SamplingRow, slot: u32) -> SelectRow {
+pub fn device_row(sampling: &SamplingRow, slot: u32) -> SelectRow {
     let SamplingRow { rule, seed, token_index, choice } = *sampling;
     let base = SelectRow { seed, token_index, choice, slot, is_last: 1, ..SelectRow::default() };
     match rule {
