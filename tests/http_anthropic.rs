@@ -964,15 +964,21 @@ fn the_end_of_the_server(checks: &mut Checks) {
     });
 
     let script = Script { step_time: Duration::from_millis(5), ..Script::default() };
-    let server = Scripted::start(script, &["server.drain_deadline_ms=400"]);
-    let stream = send_json(server.address, PATH, &ask(json!({"stream": true, "max_tokens": 5000})));
-    let unary = send_json(server.address, PATH, &ask(json!({"max_tokens": 5000})));
-    until("both are in", || get(server.address, "/stats").json()["active_requests"] == 2);
-    server.begin_drain();
+    let draining = |deadline: &str| {
+        let server = Scripted::start(script.clone(), &[deadline]);
+        let stream = send_json(server.address, PATH, &ask(json!({"stream": true, "max_tokens": 5000})));
+        let unary = send_json(server.address, PATH, &ask(json!({"max_tokens": 5000})));
+        until("both are in", || get(server.address, "/stats").json()["active_requests"] == 2);
+        server.begin_drain();
+        (server, stream, unary)
+    };
+    let (server, stream, unary) = draining("server.drain_deadline_ms=60000");
     until("it drains", || get(server.address, "/ready").status == 503);
     checks.check("a draining server refuses new work with 503 overloaded_error", || {
         refused(&post(&server, PATH, &ask(json!({}))), 503, "overloaded_error", "draining", None);
     });
+    drop((stream, unary));
+    let (_server, stream, unary) = draining("server.drain_deadline_ms=400");
     checks.check("a stream cut by the deadline ends with an error event", || {
         let events = stream.response().events();
         let (name, data) = events.last().unwrap();

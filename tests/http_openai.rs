@@ -907,14 +907,20 @@ fn the_end_of_the_server(checks: &mut Checks) {
     script.hold.store(false, Ordering::Release);
 
     let script = Script { step_time: Duration::from_millis(5), ..Script::default() };
-    let server = Scripted::start(script, &["server.drain_deadline_ms=400"]);
-    let stream = send_json(server.address, CHAT, &chat(json!({"stream": true, "max_tokens": 5000})));
-    until("it is in", || get(server.address, "/stats").json()["active_requests"] == 1);
-    server.begin_drain();
+    let draining = |deadline: &str| {
+        let server = Scripted::start(script.clone(), &[deadline]);
+        let stream = send_json(server.address, CHAT, &chat(json!({"stream": true, "max_tokens": 5000})));
+        until("it is in", || get(server.address, "/stats").json()["active_requests"] == 1);
+        server.begin_drain();
+        (server, stream)
+    };
+    let (server, stream) = draining("server.drain_deadline_ms=60000");
     until("it drains", || get(server.address, "/ready").status == 503);
     checks.check("a draining server refuses new work with 503", || {
         refused(&post(server.address, CHAT, &chat(json!({}))), 503, "server_error", "draining", None);
     });
+    drop(stream);
+    let (_server, stream) = draining("server.drain_deadline_ms=400");
     checks.check("a stream cut by the deadline ends with an error and without [DONE]", || {
         let events = stream.response().events();
         let body: Value = serde_json::from_str(&events.last().unwrap().1).unwrap();

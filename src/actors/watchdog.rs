@@ -127,19 +127,18 @@ impl Shared {
 mod tests {
     use super::*;
 
-    const LIMIT: Duration = Duration::from_millis(60);
-
-    fn watched() -> (FatalFlag, Watchdog, StepTimer) {
+    fn watched(limit: Duration) -> (FatalFlag, Watchdog, StepTimer) {
         let fatal = FatalFlag::new();
-        let watchdog = Watchdog::start(LIMIT, fatal.clone()).unwrap();
+        let watchdog = Watchdog::start(limit, fatal.clone()).unwrap();
         let timer = watchdog.timer().unwrap();
         (fatal, watchdog, timer)
     }
 
     #[test]
     fn a_step_that_never_ends_raises_the_flag_though_nobody_calls_again() {
-        let (fatal, _watchdog, timer) = watched();
-        std::thread::sleep(2 * LIMIT);
+        let limit = Duration::from_millis(60);
+        let (fatal, _watchdog, timer) = watched(limit);
+        std::thread::sleep(2 * limit);
         assert_eq!(fatal.reason(), None, "nothing is in flight");
         timer.arm();
         let mut flag = fatal.watch();
@@ -151,13 +150,15 @@ mod tests {
 
     #[test]
     fn steps_that_end_in_time_raise_nothing_however_many_come() {
-        let (fatal, watchdog, timer) = watched();
+        // A busy machine may stretch a sleep by much: each step has a limit of seconds, together they outlast it.
+        let limit = Duration::from_secs(2);
+        let (fatal, watchdog, timer) = watched(limit);
         for _ in 0..40 {
             timer.arm();
-            std::thread::sleep(LIMIT / 12);
+            std::thread::sleep(limit / 32);
         }
         timer.disarm();
-        std::thread::sleep(3 * LIMIT);
+        std::thread::sleep(limit + 4 * SECOND_LOOK_MAX);
         drop(watchdog);
         assert_eq!(fatal.reason(), None);
     }
