@@ -49,6 +49,10 @@ fn every_key_of_every_source_opens_and_nothing_else_does() {
         assert_eq!(with(server.address, "/stats", ("x-api-key", wrong)), 401, "{wrong}");
         assert_eq!(with(server.address, "/stats", ("authorization", &format!("Bearer {wrong}"))), 401, "{wrong}");
     }
+    for (bearer, key, status) in [("x", "first-key", 200), ("first-key", "x", 200), ("x", "y", 401)] {
+        let headers = [("authorization", &*format!("Bearer {bearer}")), ("x-api-key", key)];
+        assert_eq!(send(server.address, "GET", "/stats", &headers, &[]).response().status, status, "{bearer} {key}");
+    }
     let refused = get(server.address, "/v1/models");
     assert_eq!((refused.status, refused.header("www-authenticate")), (401, Some("Bearer")));
     assert_eq!(refused.json()["error"]["code"], "invalid_api_key");
@@ -171,6 +175,12 @@ fn any_origin_is_a_wildcard_and_a_wrong_origin_in_the_list_is_an_error() {
         let said = complaint(&[&format!("server.cors_origins=[\"https://good.example.org\", \"{wrong}\"]")]);
         assert!(said.contains("server.cors_origins holds"), "{wrong}: {said}");
     }
+    for (wrong, right) in [("https://a.org:443", "https://a.org"), ("http://[::1]:80", "http://[::1]")] {
+        let said = complaint(&[&format!("server.cors_origins=[\"{wrong}\"]")]);
+        assert!(said.contains(&format!("holds \"{wrong}\"; browsers send it as \"{right}\": write that")), "{said}");
+    }
+    let others = "server.cors_origins=[\"https://a.org:80\", \"http://a.org:443\", \"http://a.org:8080\"]";
+    Scripted::start(Script::default(), &[others]);
     assert!(complaint(&["server.cors_origins=https://a.org"]).contains("must be an array of strings"));
 }
 
@@ -283,7 +293,7 @@ fn until_closed(mut stream: TcpStream) -> Option<String> {
 
 #[test]
 fn slow_heads_slow_bodies_and_idle_connections_are_closed() {
-    let times = ["server.header_timeout_ms=200", "server.body_timeout_ms=300", "server.keep_alive_ms=1000"];
+    let times = ["server.header_timeout_ms=1000", "server.body_timeout_ms=300", "server.keep_alive_ms=1000"];
     let server = Scripted::start(Script::default(), &times);
     let connect = || TcpStream::connect(server.address).expect("a connection");
 

@@ -728,6 +728,11 @@ fn what_a_chat_refuses(checks: &mut Checks, server: &Scripted) {
     refuse("a misspelt field is refused by name", chat(json!({"max_token": 3})), unknown, "max_token");
     let long = json!({"role": "user", "content": "x".repeat(17_000)});
     refuse("a chat over the context is refused", said(long), "context_length_exceeded", "messages");
+    for name in ["max_tokens", "max_completion_tokens"] {
+        let mut limits = json!({"max_tokens": null});
+        limits[name] = json!(1_000_000);
+        refuse(&format!("an answer too long is refused as the client named it: {name}"), chat(limits), invalid, name);
+    }
 }
 
 fn what_a_completion_refuses(checks: &mut Checks, server: &Scripted) {
@@ -758,6 +763,17 @@ fn what_a_completion_refuses(checks: &mut Checks, server: &Scripted) {
     refuse("there are at most 1024 answers", text(json!({"prompt": many})), invalid, "n");
     let some: Vec<&str> = vec!["a"; 200];
     refuse("there are no more answers than the queue holds", text(json!({"prompt": some})), invalid, "n");
+    let mut some = vec!["a".to_owned(); 199];
+    some.push("x".repeat(17_000));
+    refuse("they are counted before any is encoded", text(json!({"prompt": some})), invalid, "n");
+    let (full, over) = (vec![1; 16_380], "context_length_exceeded");
+    refuse(
+        "a prompt that leaves no room for 16 is named",
+        text(json!({"prompt": full, "max_tokens": null})),
+        over,
+        "prompt",
+    );
+    refuse("and so is the length that was sent", text(json!({"prompt": full, "max_tokens": 16})), over, "max_tokens");
     let chat_only = json!({"max_completion_tokens": 3});
     refuse("a chat's field is unknown to completions", text(chat_only), "unknown_parameter", "max_completion_tokens");
 }

@@ -34,22 +34,60 @@ fn a_large_bias_decides_the_token_and_a_large_negative_one_forbids_it() {
     assert_eq!(chat["choices"][0]["message"]["content"], "b".repeat(7));
 }
 
-#[test]
-fn a_presence_penalty_on_forced_candidates_takes_turns() {
-    let server = Binary::tiny(&[]);
-    // Three candidates far above the rest; a frequency penalty of 2 makes the least used one win, whatever the raw logits are.
-    let body =
-        completion(&json!({"logit_bias": {"97": 100, "98": 100, "99": 100}, "frequency_penalty": 2, "max_tokens": 30}));
-    let text = post(server.address, "/v1/completions", &body).json()["choices"][0]["text"].as_str().unwrap().to_owned();
-    for letter in ["a", "b", "c"] {
-        assert!((8..=12).contains(&text.matches(letter).count()), "{text}");
+/// The id that a log-probability's key names: the tiny model's tokens are the bytes and, above them, numbers in angle brackets.
+fn id(token: &Value) -> u32 {
+    let token = token.as_str().unwrap();
+    if let Some(byte) = token.strip_prefix("bytes:\\x") {
+        return u32::from_str_radix(byte, 16).unwrap();
     }
+    match token.strip_prefix('<').and_then(|rest| rest.strip_suffix('>')) {
+        Some(number) => number.parse().unwrap(),
+        None => u32::from(token.as_bytes()[0]),
+    }
+}
+
+fn generated(server: &Binary, fields: &Value) -> Vec<u32> {
+    let response = post(server.address, "/v1/completions", &completion(fields)).json();
+    choice(&response)["logprobs"]["tokens"].as_array().unwrap().iter().map(id).collect()
+}
+
+/// Every token of the penalised answer is the one that a request for it alone gets with a bias of `taken_off(count)` on each token
+/// before it. The answer differs from the one without the penalty.
+fn is_a_bias(server: &Binary, penalty: &Value, taken_off: impl Fn(u32) -> u32) -> Vec<u32> {
+    let ids = generated(server, penalty);
+    assert_ne!(ids, generated(server, &json!({})), "{penalty} has an effect");
+    for at in 0..ids.len() {
+        let mut counts = std::collections::BTreeMap::<u32, u32>::new();
+        for &id in &ids[..at] {
+            *counts.entry(id).or_default() += 1;
+        }
+        let bias: Value = counts.iter().map(|(id, &n)| (id.to_string(), json!(-f64::from(taken_off(n))))).collect();
+        let prompt = [&[5, 9, 12, 5], &ids[..at]].concat();
+        let next = generated(server, &json!({"prompt": prompt, "max_tokens": 1, "logit_bias": bias}));
+        assert_eq!(next, [ids[at]], "{penalty}, token {at} of {ids:?}");
+    }
+    ids
+}
+
+#[test]
+fn a_presence_penalty_is_a_bias_on_every_token_that_was_generated() {
+    is_a_bias(&Binary::tiny(&[]), &json!({"presence_penalty": 2}), |_| 2);
+}
+
+#[test]
+fn a_frequency_penalty_is_a_bias_that_grows_with_every_use() {
+    let server = Binary::tiny(&[]);
+    let penalty = json!({"frequency_penalty": 2});
+    let ids = is_a_bias(&server, &penalty, |count| 2 * count);
+    let distinct: std::collections::BTreeSet<u32> = ids.iter().copied().collect();
+    assert!(distinct.len() > 5, "{ids:?}");
+    is_a_bias(&server, &json!({"frequency_penalty": 1, "presence_penalty": 2}), |count| 2 + count);
 }
 
 #[test]
 fn the_answer_is_the_same_alone_and_among_others_in_every_combination() {
     let server = Binary::tiny(&[]);
-    let bias: Value = (0..40).map(|i| ((i * 8).to_string(), json!(if i % 2 == 0 { 3.5 } else { -6.0 }))).collect();
+    let bias: Value = (0..40).map(|i| ((i * 8 + 1).to_string(), json!(if i % 2 == 0 { 3.5 } else { -6.0 }))).collect();
     let mut bodies = Vec::new();
     for penalties in
         [json!({}), json!({"presence_penalty": 1.3}), json!({"frequency_penalty": 0.8, "presence_penalty": -0.4})]

@@ -111,6 +111,11 @@ impl EngineHandle {
         self.permits.try_take()
     }
 
+    /// `n` places in the waiting queue at once, or none.
+    pub fn try_permits(&self, n: usize) -> Option<Vec<QueuePermit>> {
+        self.permits.try_take_many(n)
+    }
+
     /// The queue's counters.
     pub fn permits(&self) -> &QueuePermits {
         &self.permits

@@ -29,13 +29,17 @@ impl QueuePermits {
 
     /// Takes a permit, or counts a refusal.
     pub fn try_take(&self) -> Option<QueuePermit> {
+        self.try_take_many(1)?.pop()
+    }
+
+    /// Takes `n` permits at once, or none of them and counts one refusal.
+    pub fn try_take_many(&self, n: usize) -> Option<Vec<QueuePermit>> {
         let c = &*self.0;
-        let taken =
-            c.held.fetch_update(Ordering::AcqRel, Ordering::Acquire, |held| (held < c.limit).then_some(held + 1));
-        match taken {
+        let more = |held: usize| held.checked_add(n).filter(|&held| held <= c.limit);
+        match c.held.fetch_update(Ordering::AcqRel, Ordering::Acquire, more) {
             Ok(before) => {
-                c.peak.fetch_max(before + 1, Ordering::AcqRel);
-                Some(QueuePermit(Arc::clone(&self.0)))
+                c.peak.fetch_max(before + n, Ordering::AcqRel);
+                Some((0..n).map(|_| QueuePermit(Arc::clone(&self.0))).collect())
             }
             Err(_) => {
                 c.refused.fetch_add(1, Ordering::AcqRel);
@@ -87,5 +91,40 @@ mod tests {
         drop(a);
         assert!(permits.try_take().is_some());
         assert_eq!((permits.held(), permits.peak(), permits.refused()), (1, 2, 1));
+    }
+
+    #[test]
+    fn a_request_of_many_takes_all_its_permits_or_none() {
+        let permits = QueuePermits::new(64);
+        let held = permits.try_take_many(40).unwrap();
+        assert!(permits.try_take_many(40).is_none() && permits.try_take_many(usize::MAX).is_none());
+        assert_eq!((held.len(), permits.held(), permits.peak(), permits.refused()), (40, 40, 40, 2));
+        assert!(permits.try_take_many(24).is_some());
+        assert_eq!((permits.held(), permits.peak()), (40, 64));
+    }
+
+    #[test]
+    fn of_two_requests_that_do_not_fit_together_one_is_served() {
+        let permits = QueuePermits::new(64);
+        let barrier = std::sync::Barrier::new(2);
+        let rounds = || {
+            let mut served = [false; 2_000];
+            for served in &mut served {
+                barrier.wait();
+                let taken = permits.try_take_many(40);
+                *served = taken.is_some();
+                barrier.wait();
+                drop(taken);
+                // Both have given back what they held before the next round begins.
+                barrier.wait();
+            }
+            served
+        };
+        let (a, b) = std::thread::scope(|scope| {
+            let other = scope.spawn(rounds);
+            (rounds(), other.join().unwrap())
+        });
+        assert!(a.iter().zip(&b).all(|(a, b)| a != b));
+        assert_eq!((permits.held(), permits.peak(), permits.refused()), (0, 40, 2_000));
     }
 }

@@ -87,12 +87,20 @@ pub fn backend(config: &Config, weights: ModelWeights) -> BackendFactory {
                 tracing::info!(gpu = report.name, "a GPU was found");
                 cuda(config, weights)
             }
-            Err(reason) => {
-                tracing::info!(reason, "no GPU: serving on the CPU");
-                cpu(config, weights)
-            }
+            Err(reason) => without_gpu(config, weights, &reason),
         },
     }
+}
+
+/// What `auto` falls back to when no GPU can be used for this `reason`: the CPU, unless the configuration asks for what only a GPU has.
+fn without_gpu(config: &Config, weights: ModelWeights, reason: &str) -> BackendFactory {
+    if config.kv.memory_fraction.is_some() {
+        let reason =
+            format!("kv.memory_fraction needs a GPU; write 0.0 and set kv.pages. No GPU can be used: {reason}");
+        return Box::new(move || Err(BackendError::Unavailable { backend: "cpu", reason }));
+    }
+    tracing::info!(reason, "no GPU: serving on the CPU");
+    cpu(config, weights)
 }
 
 /// The CPU backend's settings.
@@ -150,6 +158,20 @@ fn cuda(config: &Config, weights: ModelWeights) -> BackendFactory {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_share_of_gpu_memory_is_refused_when_auto_finds_no_gpu_and_pages_are_not() {
+        let refusal = |set: &str| {
+            let overrides = ["model.path=synthetic", "executor.backend=auto", "kv.pages=64", set];
+            let config = Config::load(None, &overrides.map(String::from)).expect("a configuration");
+            let source = source(&config, Progress::Hidden).expect("a recipe");
+            let model = load::load(&source, config.model.profile).expect("a synthetic model");
+            without_gpu(&config, model.weights, "no driver")().err().map(|e| e.to_string())
+        };
+        let error = refusal("kv.memory_fraction=0.5").expect("refused");
+        assert!(error.contains("kv.memory_fraction needs a GPU") && error.contains("no driver"), "{error}");
+        assert_eq!(refusal("kv.memory_fraction=0.0"), None);
+    }
 
     #[test]
     fn an_attention_variant_that_a_backend_does_not_have_is_refused_with_what_to_write() {

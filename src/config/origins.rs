@@ -29,6 +29,11 @@ pub fn origins(f: &mut Fields) -> Origins {
         );
         f.reject(name, text);
     }
+    for origin in &listed {
+        if let Some(sent) = without_default_port(origin) {
+            f.reject(name, format!("{name} holds \"{origin}\"; browsers send it as \"{sent}\": write that"));
+        }
+    }
     if listed.is_empty() { Origins::None } else { Origins::Listed(listed) }
 }
 
@@ -38,4 +43,10 @@ fn is_origin(text: &str) -> bool {
     let web = matches!(uri.scheme_str(), Some("http" | "https"));
     let bare = uri.authority().is_some_and(|a| text.ends_with(a.as_str()) && !a.as_str().contains('@'));
     web && bare && !text.bytes().any(|b| b.is_ascii_uppercase())
+}
+
+/// The origin as a browser sends it, when `text` spells its scheme's own port.
+fn without_default_port(text: &str) -> Option<&str> {
+    let port = if text.starts_with("https://") { ":443" } else { ":80" };
+    text.strip_suffix(port).filter(|sent| is_origin(sent))
 }

@@ -25,7 +25,7 @@ pub async fn authorise(
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
     let keys = &service.config.server.api_keys;
-    if !keys.is_open() && !asks_no_key(request.path()) && !presented(&request).is_some_and(|given| keys.admit(given)) {
+    if !keys.is_open() && !asks_no_key(request.path()) && !presented(&request).any(|given| keys.admit(given)) {
         let error = ApiError::new(
             Code::InvalidApiKey,
             "the API key is missing or wrong; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`",
@@ -36,11 +36,12 @@ pub async fn authorise(
     Ok(next.call(request).await?.map_into_boxed_body())
 }
 
-fn presented(request: &ServiceRequest) -> Option<&str> {
+/// The keys that a request presents: some clients always send both headers, one of them with a placeholder.
+fn presented(request: &ServiceRequest) -> impl Iterator<Item = &str> {
     let header = |name: &str| request.headers().get(name).and_then(|v| v.to_str().ok());
     let bearer = header("authorization").and_then(|v| v.split_once(' '));
     let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, key)| key.trim());
-    bearer.or_else(|| header("x-api-key"))
+    bearer.into_iter().chain(header("x-api-key"))
 }
 
 /// Paths for those who watch the server, and the files of the page, which hold no data and ask for the key themselves.

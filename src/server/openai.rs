@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::respond::{Asked, Draft, Transport, answer};
 use super::{Service, WorkerHub, random_bits, text, unix_seconds};
-use crate::actors::session::FieldNames;
+use crate::actors::session::{FieldNames, fits_the_queue};
 use crate::admission::Dialect;
 use crate::backend::LogprobsWanted;
 use crate::model::chat_template::GenerationPrompt;
@@ -16,10 +16,12 @@ use crate::protocol::errors::{ApiError, Code, ErrorDialect};
 use crate::protocol::openai::chat::{ChatFormat, ChatRequest};
 use crate::protocol::openai::completions::{CompletionFormat, CompletionRequest, Echo};
 use crate::protocol::openai::envelope::Envelope;
-use crate::protocol::openai::{Common, Delivery};
+use crate::protocol::openai::{Common, Delivery, MaxTokens};
 
 /// Sequences of one completion request at most.
 const MAX_SEQUENCES: usize = 1_024;
+/// Tokens for a completion that names no number, as OpenAI has it.
+const COMPLETION_TOKENS: usize = 16;
 
 /// POST /v1/chat/completions.
 pub async fn chat_completions(
@@ -45,7 +47,7 @@ async fn chat(service: &Service, body: Bytes) -> Result<Asked, ApiError> {
     let ChatRequest { common, messages, max_tokens, logprobs } = ChatRequest::parse(&body)?;
     service.check_model(&common.model)?;
     let prompt = text::chat(service, messages, GenerationPrompt::Add).await?;
-    let max_new_tokens = max_tokens.unwrap_or_else(|| room(service, prompt.len()));
+    let max_new_tokens = max_tokens.map_or_else(|| room(service, prompt.len()), |limit| limit.tokens);
     let envelope = envelope(service, "chatcmpl-", common.delivery);
     let name = envelope.id.clone();
     Ok(Asked {
@@ -56,7 +58,7 @@ async fn chat(service: &Service, body: Bytes) -> Result<Asked, ApiError> {
         prompt_tokens: prompt.len(),
         id: (ErrorDialect::Openai.id_header(), name.clone()),
         name,
-        names: FieldNames { prompt: "messages", max_tokens: "max_tokens" },
+        names: names("messages", max_tokens),
         format: Box::new(ChatFormat { envelope, n: common.n, logprobs }),
         transport: transport(common.delivery),
     })
@@ -70,13 +72,14 @@ async fn completion(service: &Service, body: Bytes) -> Result<Asked, ApiError> {
         let text = format!("{} prompts with n = {} are more than {MAX_SEQUENCES} answers", prompts.len(), common.n);
         return Err(ApiError::about(Code::InvalidValue, "n", text));
     }
+    fits_the_queue(&service.engine, sequences)?;
     let envelope = envelope(service, "cmpl-", common.delivery);
     let name = envelope.id.clone();
-    let draft = draft(&common, &name, max_tokens, logprobs, Dialect::OpenaiCompletions);
+    let max_new_tokens = max_tokens.map_or(COMPLETION_TOKENS, |limit| limit.tokens);
+    let draft = draft(&common, &name, max_new_tokens, logprobs, Dialect::OpenaiCompletions);
     let draft = Draft { score_prompt: echo && logprobs.is_some(), ..draft };
     let (mut specs, mut before, mut prompt_tokens) = (Vec::with_capacity(sequences), Vec::new(), 0);
-    for prompt in prompts {
-        let ids = text::prompt(service, prompt, "prompt").await?;
+    for ids in text::prompts(service, prompts, "prompt").await? {
         prompt_tokens += ids.len();
         specs.extend(draft.specs(service, &ids, common.n));
         // A prompt over the context is refused at the launch: its text is not copied for every answer before that.
@@ -92,7 +95,7 @@ async fn completion(service: &Service, body: Bytes) -> Result<Asked, ApiError> {
         prompt_tokens,
         id: (ErrorDialect::Openai.id_header(), name.clone()),
         name,
-        names: FieldNames { prompt: "prompt", max_tokens: "max_tokens" },
+        names: names("prompt", max_tokens),
         format: Box::new(CompletionFormat { envelope, echo: before, logprobs, offsets }),
         transport: transport(common.delivery),
     })
@@ -124,6 +127,11 @@ fn draft(common: &Common, name: &str, max_new_tokens: usize, logprobs: LogprobsW
         score_prompt: false,
         dialect,
     }
+}
+
+/// Fields that a refusal names: for the length what the client sent, or its prompt when that alone set the length.
+fn names(prompt: &'static str, max_tokens: Option<MaxTokens>) -> FieldNames {
+    FieldNames { prompt, max_tokens: max_tokens.map_or(prompt, |limit| limit.field) }
 }
 
 fn transport(delivery: Delivery) -> Transport {

@@ -8,7 +8,7 @@ use actix_web::web;
 use super::Service;
 use crate::model::chat_template::{ChatMessage, GenerationPrompt};
 use crate::model::conversation::{self, ConversationError};
-use crate::model::tokenizer::SpecialTokens;
+use crate::model::tokenizer::{SpecialTokens, Tokenizer};
 use crate::protocol::errors::{ApiError, Code};
 use crate::protocol::native::Prompt;
 
@@ -21,21 +21,43 @@ const IN_PLACE_BYTES: usize = 4_096;
 /// # Errors
 /// The text has no ids.
 pub async fn prompt(service: &Service, prompt: Prompt, field: &'static str) -> Result<Arc<[u32]>, ApiError> {
+    let (tokenizer, length) = (service.tokenizer.clone(), length(service, &prompt, field)?);
+    off_the_worker(length, move || ids(&tokenizer, prompt, field)).await
+}
+
+/// The ids of the prompts of one request, in order; where they are encoded depends on their length together.
+///
+/// # Errors
+/// One has no ids.
+pub async fn prompts(
+    service: &Service,
+    prompts: Vec<Prompt>,
+    field: &'static str,
+) -> Result<Vec<Arc<[u32]>>, ApiError> {
+    let tokenizer = service.tokenizer.clone();
+    let lengths: Vec<usize> = prompts.iter().map(|p| length(service, p, field)).collect::<Result<_, _>>()?;
+    let encode = move || prompts.into_iter().map(|p| ids(&tokenizer, p, field)).collect();
+    off_the_worker(lengths.iter().sum(), encode).await
+}
+
+/// Bytes of a prompt that are to be encoded.
+fn length(service: &Service, prompt: &Prompt, field: &'static str) -> Result<usize, ApiError> {
+    let Prompt::Text(text) = prompt else { return Ok(0) };
+    let (length, tokens) = (text.len(), service.engine.limits().max_prompt_tokens);
+    if length > service.tokenizer.bytes_max(tokens) {
+        let text = format!("{field} has {length} bytes, more than the {tokens} tokens of the longest prompt can spell");
+        return Err(ApiError::about(Code::ContextLengthExceeded, field, text));
+    }
+    Ok(length)
+}
+
+fn ids(tokenizer: &Tokenizer, prompt: Prompt, field: &'static str) -> Result<Arc<[u32]>, ApiError> {
     let text = match prompt {
         Prompt::Tokens(ids) => return Ok(ids.into()),
         Prompt::Text(text) => text,
     };
-    let tokenizer = service.tokenizer.clone();
-    let (length, tokens) = (text.len(), service.engine.limits().max_prompt_tokens);
-    if length > tokenizer.bytes_max(tokens) {
-        let text = format!("{field} has {length} bytes, more than the {tokens} tokens of the longest prompt can spell");
-        return Err(ApiError::about(Code::ContextLengthExceeded, field, text));
-    }
-    let encode = move || {
-        let ids = tokenizer.encode_prompt(&text, SpecialTokens::Parse);
-        ids.map(Arc::from).map_err(|e| ApiError::about(Code::InvalidValue, field, e.to_string()))
-    };
-    off_the_worker(length, encode).await
+    let ids = tokenizer.encode_prompt(&text, SpecialTokens::Parse);
+    ids.map(Arc::from).map_err(|e| ApiError::about(Code::InvalidValue, field, e.to_string()))
 }
 
 /// The ids of a conversation, ending as `end` says.

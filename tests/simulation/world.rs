@@ -195,11 +195,10 @@ impl World {
             self.tally.malformed += 1;
             return;
         };
-        let permits: Vec<_> = requests.iter().map_while(|_| self.permits.try_take()).collect();
-        if permits.len() < requests.len() {
+        let Some(permits) = self.permits.try_take_many(requests.len()) else {
             self.tally.refused += 1;
             return;
-        }
+        };
         let (client, mut effects) = (self.clients.len(), Vec::new());
         self.clients.push(Client::new(ask, ids, &self.catalogue.tokenizer, &mut effects));
         self.to_sessions.push(VecDeque::new());

@@ -94,15 +94,9 @@ pub fn launch(
         .map(check)
         .collect::<Result<_, _>>()
         .map_err(|e| ApiError::validation(&e, plan.names.prompt, plan.names.max_tokens))?;
-    let limit = engine.permits().limit();
-    if requests.len() > limit {
-        let text = format!("the request asks for {} answers, the waiting queue holds {limit}", requests.len());
-        return Err(ApiError::about(Code::InvalidValue, "n", text));
-    }
-    let permits: Vec<_> = requests.iter().map_while(|_| engine.try_permit()).collect();
-    if permits.len() < requests.len() {
-        return Err(ApiError::queue_full(limit));
-    }
+    fits_the_queue(engine, requests.len())?;
+    let permits = engine.try_permits(requests.len());
+    let permits = permits.ok_or_else(|| ApiError::queue_full(engine.permits().limit()))?;
     let decoder = |(request, decoder): (&ValidRequest, ChoiceDecoder)| {
         let spec = request.spec();
         let score = || PromptScore::new(Arc::clone(&spec.prompt), spec.logprobs.unwrap_or(0).into());
@@ -128,6 +122,19 @@ pub fn launch(
         engine.submit(Submit { request, permit, hub: hub.clone().recipient() });
     }
     Ok(SessionGuard(session))
+}
+
+/// Whether a request of so many answers can ever be queued.
+///
+/// # Errors
+/// The waiting queue is shorter.
+pub fn fits_the_queue(engine: &EngineHandle, answers: usize) -> Result<(), ApiError> {
+    let limit = engine.permits().limit();
+    if answers <= limit {
+        return Ok(());
+    }
+    let text = format!("the request asks for {answers} answers, the waiting queue holds {limit}");
+    Err(ApiError::about(Code::InvalidValue, "n", text))
 }
 
 impl Session {

@@ -8,7 +8,7 @@ pub mod output;
 pub mod registry;
 
 pub use self::core::{SessionCore, SessionEffect};
-pub use actor::{FieldNames, Plan, SessionGuard, launch};
+pub use actor::{FieldNames, Plan, SessionGuard, fits_the_queue, launch};
 pub use hub::SessionHub;
 pub use output::{FrameBody, Output};
 pub use registry::Registry;

@@ -4,8 +4,8 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::Common;
 use super::envelope::Envelope;
+use super::{Common, MaxTokens};
 use crate::actors::session::messages::GeneratedToken;
 use crate::model::chat_template::ChatMessage;
 use crate::protocol::body::{Body, wrong_type};
@@ -24,7 +24,7 @@ pub struct ChatRequest {
     /// The conversation.
     pub messages: Vec<ChatMessage>,
     /// Most tokens to generate, when the client names a number.
-    pub max_tokens: Option<usize>,
+    pub max_tokens: Option<MaxTokens>,
     /// Log-probabilities wanted, with so many alternatives.
     pub logprobs: Option<u8>,
 }
@@ -87,7 +87,7 @@ fn turn(item: Value, path: &str) -> Result<ChatMessage, ApiError> {
     Ok(ChatMessage { role, content })
 }
 
-fn max_tokens(body: &mut Body) -> Result<Option<usize>, ApiError> {
+fn max_tokens(body: &mut Body) -> Result<Option<MaxTokens>, ApiError> {
     let old = body.integer("max_tokens", 1..=u32::MAX.into())?;
     let new = body.integer("max_completion_tokens", 1..=u32::MAX.into())?;
     if let (Some(a), Some(b)) = (old, new)
@@ -96,7 +96,8 @@ fn max_tokens(body: &mut Body) -> Result<Option<usize>, ApiError> {
         let text = "max_tokens and max_completion_tokens differ; send one of them";
         return Err(ApiError::about(Code::InvalidValue, "max_completion_tokens", text));
     }
-    Ok(new.or(old).map(|n| n as usize))
+    let limit = |tokens, field| MaxTokens { tokens: tokens as usize, field };
+    Ok(new.map(|n| limit(n, "max_completion_tokens")).or(old.map(|n| limit(n, "max_tokens"))))
 }
 
 fn logprobs(body: &mut Body) -> Result<Option<u8>, ApiError> {

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::Common;
 use super::envelope::Envelope;
+use super::{Common, MaxTokens};
 use crate::actors::session::messages::GeneratedToken;
 use crate::backend::TokenLogprobs;
 use crate::protocol::body::{Body, token_ids, wrong_type};
@@ -25,8 +25,8 @@ pub struct CompletionRequest {
     pub common: Common,
     /// What to continue, at least one.
     pub prompts: Vec<Prompt>,
-    /// Most tokens to generate.
-    pub max_tokens: usize,
+    /// Most tokens to generate, when the client names a number.
+    pub max_tokens: Option<MaxTokens>,
     /// Whether the prompt stands before each answer.
     pub echo: bool,
     /// Log-probabilities wanted, with so many alternatives.
@@ -44,7 +44,9 @@ impl CompletionRequest {
         let request = Self {
             common: Common::parse(&mut body)?,
             prompts: prompts(body.require("prompt", prompt)?)?,
-            max_tokens: body.integer("max_tokens", 1..=u32::MAX.into())?.unwrap_or(16) as usize,
+            max_tokens: body
+                .integer("max_tokens", 1..=u32::MAX.into())?
+                .map(|n| MaxTokens { tokens: n as usize, field: "max_tokens" }),
             echo: body.boolean("echo")?.unwrap_or(false),
             logprobs: body.integer("logprobs", 0..=20)?.map(|n| n as u8),
         };

@@ -45,6 +45,15 @@ pub struct Common {
     pub user: Option<String>,
 }
 
+/// Most tokens to generate, as the client wrote it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaxTokens {
+    /// How many.
+    pub tokens: usize,
+    /// The field that says it.
+    pub field: &'static str,
+}
+
 /// How the answer travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
