@@ -93,7 +93,11 @@ fn plan(args: &SoakArgs, queue: u64) -> Result<SoakPlan, Failure> {
 /// The end of the server belongs to the soak.
 fn drained(soak: &mut Soak, ended: Option<std::process::ExitStatus>) {
     let code = ended.and_then(|status| status.code());
-    soak.checks.push(Check::new("the server drains and exits with 0", code == Some(0), format!("exit code {code:?}")));
+    soak.checks.push(Check::new(
+        "the server drains and exits with 0",
+        code == Some(0),
+        code.map_or("it did not end by itself".into(), |c| format!("exit code {c}")),
+    ));
     soak.passed = soak.checks.iter().all(|c| c.passed);
 }
 

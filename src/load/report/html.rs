@@ -16,7 +16,7 @@ table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:13px}
 td:first-child,th:first-child{text-align:left}.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:1em}\
 svg{width:100%;height:auto}svg text{font:11px system-ui,sans-serif;fill:#555}svg .title{font-weight:600;fill:#222}svg .y,svg .legend{text-anchor:end}\
 svg .x{text-anchor:middle}svg .grid{stroke:#e4e4e4}svg path{fill:none;stroke-width:1.6}svg .whisker{stroke:#222}\
-.ok{color:#2f8f5b}.fail{color:#b00020;font-weight:600}dl{display:grid;grid-template-columns:max-content 1fr;gap:.2em 1em}dt{color:#777}dd{margin:0}\
+.ok{color:#2f8f5b}.fail{color:#b00020;font-weight:600}dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:.2em 1em}dt{color:#777}dd{margin:0;overflow-wrap:anywhere}pre{overflow-x:auto}\
 details{margin:.6em 0}";
 
 fn page(title: &str, body: &str) -> String {

@@ -52,7 +52,7 @@ pub(super) fn judge(phases: &[Phase], queue_peak: Option<u64>, plan: SoakPlan) -
     checks.push(Check::new("overload is refused, and told when to retry", refused > 0 && silent == 0, detail));
     let packed: u64 = overload.iter().map(|w| w.server.packed_batches).sum();
     checks.push(Check::new("prefill is packed under overload", packed > 0, format!("{packed} packed batches")));
-    let detail = format!("queue_peak {queue_peak:?}, bound {}", plan.queue);
+    let detail = format!("queue_peak {}, bound {}", queue_peak.map_or("unknown".into(), |p| p.to_string()), plan.queue);
     checks.push(Check::new("the queue reaches its bound and no more", queue_peak == Some(plan.queue), detail));
     let cancelled = count(&of("cancelled"), |w| w.counts.cancelled);
     let detail = format!("{cancelled} of {}", plan.cancelled);
