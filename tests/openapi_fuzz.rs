@@ -153,6 +153,32 @@ impl Maker<'_> {
         }
     }
 
+    /// What a schema says of fields together: one of `oneOf`'s alternatives, and what `dependentRequired` asks for.
+    fn keep_together(&mut self, schema: &Value, fields: &mut Map<String, Value>, depth: usize) {
+        let names = |list: &Value| -> Vec<String> {
+            list.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+        };
+        let mut wanted = Vec::new();
+        if let Some(alternatives) = schema["oneOf"].as_array() {
+            for other in alternatives.iter().flat_map(|one| names(&one["required"])) {
+                fields.remove(&other);
+            }
+            wanted = names(&alternatives[self.dice.below(alternatives.len())]["required"]);
+        }
+        for (name, needs) in schema["dependentRequired"].as_object().into_iter().flatten() {
+            if fields.contains_key(name) {
+                wanted.extend(names(needs));
+            }
+        }
+        for name in wanted {
+            let dropped = self.broken > 0 && self.dice.below(self.broken) == 0;
+            if !dropped && !fields.contains_key(&name) {
+                let value = self.make(&schema["properties"][&name], depth + 1);
+                fields.insert(name, value);
+            }
+        }
+    }
+
     fn object(&mut self, schema: &Value, depth: usize) -> Value {
         let mut fields = Map::new();
         let required: Vec<&str> =
@@ -165,6 +191,7 @@ impl Maker<'_> {
                 fields.insert(name.clone(), value);
             }
         }
+        self.keep_together(schema, &mut fields, depth);
         if schema["additionalProperties"].is_object() {
             for _ in 0..self.dice.below(4) {
                 fields.insert(self.dice.below(400).to_string(), self.make(&schema["additionalProperties"], depth + 1));

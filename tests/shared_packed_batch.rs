@@ -78,6 +78,9 @@ impl Backend for Gated {
     }
 }
 
+/// Seventeen bytes about a single message, so that a chat of 23 tokens says something.
+const TEMPLATE: &str = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:";
+
 fn factory(gate: Arc<Gate>) -> BackendFactory {
     Box::new(move || {
         let geometry = Geometry {
@@ -194,7 +197,8 @@ fn five_surfaces_share_one_packed_batch_and_none_of_them_can_tell() {
     let trace_file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("shared-packed-batch.jsonl");
     let gate = Arc::new(Gate::default());
     let traced = format!("telemetry.step_trace={}", trace_file.display());
-    let server = Scripted::over(factory(Arc::clone(&gate)), &[&traced, "executor.step_timeout_ms=300000"]);
+    let server =
+        Scripted::templated(factory(Arc::clone(&gate)), TEMPLATE, &[&traced, "executor.step_timeout_ms=300000"]);
     let address = server.address;
     let requests = requests(address);
     let pane = Terminal::open(address);

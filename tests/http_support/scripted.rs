@@ -29,6 +29,11 @@ impl Scripted {
 
     /// The same over another backend with the fake's vocabulary.
     pub fn over(backend: BackendFactory, overrides: &[&str]) -> Self {
+        Self::templated(backend, CHATML, overrides)
+    }
+
+    /// The same with another chat template: every byte of ChatML's marks is a token of this vocabulary.
+    pub fn templated(backend: BackendFactory, template: &'static str, overrides: &[&str]) -> Self {
         let fixed = ["server.port=0", "model.id=tiny", "limits.max_batch=8", "server.fatal_linger_ms=300"];
         let overrides: Vec<String> = fixed.iter().chain(overrides).map(|&o| o.to_owned()).collect();
         let config = Config::parse("test", "", &overrides).unwrap_or_else(|e| panic!("{e}"));
@@ -38,7 +43,7 @@ impl Scripted {
                 let mut engine_config = config.engine(1 << 14);
                 engine_config.max_new_tokens = 1 << 13;
                 let engine = Engine::start(engine_config, backend).expect("an engine");
-                let template = ChatTemplate::compile(CHATML, "", "").expect("a template");
+                let template = ChatTemplate::compile(template, "", "").expect("a template");
                 let service = Service::new(config, engine.handle(), Tokenizer::bytes(fake::VOCAB), template);
                 let service = web::Data::new(service);
                 let shared = service.clone().into_inner();

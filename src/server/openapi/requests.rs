@@ -91,7 +91,7 @@ fn conversation() -> Map<String, Value> {
 
 /// Every schema by name.
 pub fn schemas() -> Vec<(&'static str, Value)> {
-    let generate = object(
+    let mut generate = object(
         &[],
         json!({
             "prompt": text(),
@@ -107,6 +107,9 @@ pub fn schemas() -> Vec<(&'static str, Value)> {
             "ignore_eos": flag(),
         }),
     );
+    generate["oneOf"] = json!([{"required": ["prompt"]}, {"required": ["prompt_tokens"]}]);
+    let sampled = json!(["temperature"]);
+    generate["dependentRequired"] = json!({"top_k": sampled, "top_p": sampled, "min_p": sampled, "seed": sampled});
     let chat_messages = json!({"type": "array", "minItems": 1, "items": schema("ChatMessage")});
     let chat = openai(json!({
         "messages": chat_messages,
