@@ -59,6 +59,36 @@ fn a_question_about_the_capital_of_france_is_answered_with_paris_whole_and_strea
     assert_eq!(streamed, text);
 }
 
+/// The commands of README's session that send a body, as (path, body, what is printed).
+fn readme_session() -> Vec<(String, Value, String)> {
+    let readme = include_str!("../README.md");
+    let session = readme.split("```console\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a session");
+    let commands = session.split("$ curl ").filter(|command| command.contains(" -d '"));
+    let parts = commands.map(|command| {
+        let path = command.split("localhost:8080").nth(1).and_then(|rest| rest.split(' ').next()).expect("a path");
+        let (body, printed) = command.split(" -d '").nth(1).and_then(|rest| rest.split_once("'\n")).expect("a body");
+        (path.to_owned(), serde_json::from_str(body).expect("JSON"), printed.trim().to_owned())
+    });
+    parts.collect()
+}
+
+#[test]
+fn the_session_of_the_readme_prints_what_the_readme_says() {
+    let server = server(&[]);
+    let session = readme_session();
+    assert_eq!(session.len(), 2);
+    for (path, body, printed) in session {
+        let answer = String::from_utf8(post(server.address, &path, &body).body).expect("text").replace("\n\n", "\n");
+        let mut rest = answer.as_str();
+        for part in printed.split('…').map(str::trim) {
+            let found = rest.split_once(part).unwrap_or_else(|| panic!("{path} does not print {part} in {answer}"));
+            rest = found.1;
+        }
+    }
+    let questions = include_str!("../README.md").matches("What is the name of the capital of France?").count();
+    assert_eq!(questions, 3, "the SDK examples ask what the session asks");
+}
+
 #[test]
 fn text_of_many_scripts_streams_as_it_answers() {
     let server = server(&[]);
