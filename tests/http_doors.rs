@@ -21,7 +21,7 @@ use http_support::until;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use scripted::Scripted;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// A folder of its own below the build folder.
 fn folder(name: &str) -> PathBuf {
@@ -196,16 +196,63 @@ fn certificate(name: &str) -> (CertificateDer<'static>, [String; 2]) {
     (made.cert.der().clone(), set)
 }
 
+/// What a client of HTTP/2 and HTTP/1.1 says that it speaks.
+const BOTH: &[&str] = &["h2", "http/1.1"];
+
 fn tls(address: SocketAddr, trusted: &CertificateDer<'static>) -> StreamOwned<ClientConnection, TcpStream> {
+    tls_offering(address, trusted, &[])
+}
+
+/// A connection whose client offers these protocols by ALPN.
+fn tls_offering(
+    address: SocketAddr,
+    trusted: &CertificateDer<'static>,
+    protocols: &[&str],
+) -> StreamOwned<ClientConnection, TcpStream> {
     let mut roots = RootCertStore::empty();
     roots.add(trusted.clone()).expect("a certificate");
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let client = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().expect("versions");
-    let client = Arc::new(client.with_root_certificates(roots).with_no_client_auth());
+    let mut client = client.with_root_certificates(roots).with_no_client_auth();
+    client.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
     let name = ServerName::try_from("127.0.0.1").expect("a name");
     let stream = TcpStream::connect(address).expect("a connection");
     stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
-    StreamOwned::new(ClientConnection::new(client, name).expect("a client"), stream)
+    StreamOwned::new(ClientConnection::new(Arc::new(client), name).expect("a client"), stream)
+}
+
+/// A JSON request as it goes over the wire.
+fn posted(path: &str, body: &Value) -> Vec<u8> {
+    let body = body.to_string();
+    let head = format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ");
+    format!("{head}{}\r\n\r\n{body}", body.len()).into_bytes()
+}
+
+/// What /stats says over TLS.
+fn tls_stats(address: SocketAddr, trusted: &CertificateDer<'static>) -> Value {
+    let mut probe = tls_offering(address, trusted, BOTH);
+    probe.write_all(b"GET /stats HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").expect("a request");
+    let mut answer = String::new();
+    // A server may close the socket right after its close_notify.
+    let _ = probe.read_to_string(&mut answer);
+    serde_json::from_str(answer.split_once("\r\n\r\n").expect("a body").1).expect("JSON")
+}
+
+/// One whole answer with a length of its own, from a connection that stays open.
+fn one_answer(stream: &mut impl Read) -> String {
+    let (mut answer, mut byte) = (Vec::new(), [0]);
+    let mut left = usize::MAX;
+    while left > 0 {
+        stream.read_exact(&mut byte).expect("an answer");
+        answer.push(byte[0]);
+        left -= 1;
+        if answer.ends_with(b"\r\n\r\n") {
+            let head = String::from_utf8_lossy(&answer).to_lowercase();
+            let length = head.split("content-length: ").nth(1).and_then(|rest| rest.lines().next());
+            left = length.expect("a length").parse().expect("a number");
+        }
+    }
+    String::from_utf8(answer).expect("UTF-8")
 }
 
 #[test]
@@ -213,15 +260,8 @@ fn with_a_certificate_the_server_speaks_tls_and_only_tls() {
     let (trusted, set) = certificate("doors-tls");
     let server = Scripted::start(Script::default(), &[&set[0], &set[1]]);
     let mut stream = tls(server.address, &trusted);
-    let body = json!({"prompt": "abc", "max_tokens": 4}).to_string();
-    let request = format!(
-        "POST /v1/generate HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    );
-    stream.write_all(request.as_bytes()).expect("a request");
-    let mut answer = String::new();
-    // A server may close the socket right after its close_notify.
-    let _ = stream.read_to_string(&mut answer);
+    stream.write_all(&posted("/v1/generate", &json!({"prompt": "abc", "max_tokens": 4}))).expect("a request");
+    let answer = one_answer(&mut stream);
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"tokens_generated\":4"), "{answer}");
 
     // Another certificate is not this server's, and plain HTTP gets no answer.
@@ -234,31 +274,105 @@ fn with_a_certificate_the_server_speaks_tls_and_only_tls() {
     assert!(!answer.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&answer));
 }
 
+// HTTP/2 was offered first, and the request of an HTTP/2 client that hung up was computed to its end.
 #[test]
-fn a_client_that_leaves_a_tls_stream_is_noticed() {
+fn over_tls_a_client_of_http_2_gets_http_1_1() {
+    let (trusted, set) = certificate("doors-alpn");
+    let server = Scripted::start(Script::default(), &[&set[0], &set[1]]);
+    for offers in [BOTH, &["http/1.1", "h2"], &["http/1.1"]] {
+        let mut stream = tls_offering(server.address, &trusted, offers);
+        stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").expect("a request");
+        assert!(one_answer(&mut stream).starts_with("HTTP/1.1 200"), "{offers:?}");
+        assert_eq!(stream.conn.alpn_protocol(), Some(&b"http/1.1"[..]), "{offers:?}");
+    }
+    let mut none = tls(server.address, &trusted);
+    none.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").expect("a request");
+    assert!(one_answer(&mut none).starts_with("HTTP/1.1 200"));
+    let mut only_2 = tls_offering(server.address, &trusted, &["h2"]);
+    assert!(only_2.flush().and_then(|()| only_2.read(&mut [0])).is_err(), "nothing is left to agree on");
+}
+
+/// How a client leaves.
+#[derive(Clone, Copy, Debug)]
+enum Leaving {
+    /// It says so: the alert close_notify, and its socket stays open.
+    Told,
+    /// Its socket is closed.
+    Closed,
+}
+
+#[test]
+fn a_client_that_leaves_in_the_middle_of_an_answer_over_tls_is_cancelled() {
     let (trusted, set) = certificate("doors-tls-leave");
     let script = Script { step_time: Duration::from_millis(5), ..Script::default() };
     let server = Scripted::start(script, &[&set[0], &set[1]]);
-    let mut stream = tls(server.address, &trusted);
-    let stats = || {
-        let mut probe = tls(server.address, &trusted);
-        probe.write_all(b"GET /stats HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").expect("a request");
-        let mut answer = String::new();
-        let _ = probe.read_to_string(&mut answer);
-        let body = answer.split_once("\r\n\r\n").expect("a body").1;
-        serde_json::from_str::<serde_json::Value>(body).expect("JSON")
+    let stats = || tls_stats(server.address, &trusted);
+    let body = json!({"prompt": "abc", "max_tokens": 8000, "ignore_eos": true});
+    let mut left = 0;
+    for path in ["/v1/generate", "/v1/generate/stream"] {
+        for leaving in [Leaving::Told, Leaving::Closed] {
+            let mut stream = tls_offering(server.address, &trusted, BOTH);
+            stream.write_all(&posted(path, &body)).expect("a request");
+            until("it is resident", || stats()["active_requests"] == 1);
+            if path.ends_with("stream") {
+                stream.read_exact(&mut [0]).expect("the begin of an answer");
+            }
+            let open = match leaving {
+                Leaving::Told => {
+                    stream.conn.send_close_notify();
+                    stream.flush().expect("an alert");
+                    Some(stream)
+                }
+                Leaving::Closed => {
+                    drop(stream);
+                    None
+                }
+            };
+            left += 1;
+            let what = format!("{path}, {leaving:?}: the request is cancelled");
+            until(&what, || stats()["cancelled_requests"] == left && stats()["kv_pages_used"] == 0);
+            drop(open);
+        }
+    }
+    assert_eq!(stats()["completed_requests"], 0);
+}
+
+#[test]
+fn a_tls_connection_has_the_bounds_of_a_plain_one() {
+    let (trusted, set) = certificate("doors-tls-bounds");
+    let times = ["server.header_timeout_ms=1000", "server.body_timeout_ms=300", "server.keep_alive_ms=1000"];
+    let server = Scripted::start(Script::default(), &[&set[0], &set[1], times[0], times[1], times[2]]);
+    let connect = || tls_offering(server.address, &trusted, BOTH);
+    let rest = |mut stream: StreamOwned<ClientConnection, TcpStream>| {
+        let mut answer = Vec::new();
+        let late = |kind| matches!(kind, std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut);
+        let end = stream.read_to_end(&mut answer);
+        assert!(!end.is_err_and(|error| late(error.kind())), "the server does not close");
+        String::from_utf8(answer).expect("UTF-8")
     };
-    let body = json!({"prompt": "abc", "max_tokens": 8000, "ignore_eos": true}).to_string();
-    let head = format!(
-        "POST /v1/generate/stream HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
-        body.len()
-    );
-    stream.write_all((head + &body).as_bytes()).expect("a request");
-    let mut byte = [0];
-    stream.read_exact(&mut byte).expect("an answer");
-    until("it is resident", || stats()["active_requests"] == 1);
-    drop(stream);
-    until("it is cancelled", || stats()["cancelled_requests"] == 1 && stats()["kv_pages_used"] == 0);
+
+    let no_handshake = TcpStream::connect(server.address).expect("a connection");
+    assert_eq!(until_closed(no_handshake).as_deref(), Some(""));
+
+    let mut slow_head = connect();
+    slow_head.write_all(b"GET /health HTTP/1.1\r\nhost:").expect("half a head");
+    let answer = rest(slow_head);
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408"), "{answer}");
+
+    let mut slow_body = connect();
+    let mut half = posted("/v1/generate", &json!({"prompt": "abc", "max_tokens": 4}));
+    half.truncate(half.len() - 4);
+    slow_body.write_all(&half).expect("half a body");
+    let answer = rest(slow_body);
+    assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("request_timeout"), "{answer}");
+
+    let mut idle = connect();
+    for _ in 0..2 {
+        idle.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").expect("a request on a connection that was kept");
+        assert!(one_answer(&mut idle).starts_with("HTTP/1.1 200"));
+    }
+    assert_eq!(rest(idle), "");
+    assert_eq!(tls_stats(server.address, &trusted)["accepted_requests"], 0);
 }
 
 #[test]

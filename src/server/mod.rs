@@ -4,6 +4,7 @@ mod anthropic;
 mod connection;
 mod generate;
 mod intake;
+mod listen;
 mod models;
 mod openai;
 mod openapi;

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use actix_cors::Cors;
 use actix_web::dev::ServerHandle;
-use actix_web::http::{KeepAlive, Method, header};
-use actix_web::{App, HttpRequest, HttpResponse, HttpServer, Resource, Route, guard, middleware, web};
+use actix_web::http::{Method, header};
+use actix_web::{App, HttpRequest, HttpResponse, Resource, Route, guard, middleware, web};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-use super::{Service, WorkerHub, anthropic, connection, generate, intake, models, openai, openapi, status, tls, tools};
+use super::listen::{self, FLUSH_SECONDS};
+use super::{Service, WorkerHub, anthropic, connection, generate, intake, models, openai, openapi, status, tools};
 use crate::config::Origins;
 use crate::protocol::errors::{ApiError, Code};
 
@@ -30,9 +31,6 @@ pub enum Ending {
 
 /// How long a browser may remember what it was told about another site's calls.
 const CORS_MAX_AGE_SECONDS: usize = 600;
-
-/// Time that written responses have to leave the process, seconds.
-const FLUSH_SECONDS: u64 = 1;
 
 /// Serves until a signal or the death of the engine. `ready` learns the bound address.
 ///
@@ -54,29 +52,10 @@ pub async fn serve(service: web::Data<Service>, ready: impl FnOnce(SocketAddr)) 
             .configure(crate::web::configure)
             .default_service(web::to(not_found))
     };
-    let keep_alive = match config.keep_alive {
-        Duration::ZERO => KeepAlive::Disabled,
-        time => KeepAlive::Timeout(time),
-    };
     let asked = SocketAddr::new(config.host, config.port);
     let listener = connection::listener(asked, config.write_timeout).map_err(|e| cannot_listen(asked, &e))?;
-    let server = HttpServer::new(app)
-        .workers(config.workers)
-        .keep_alive(keep_alive)
-        .client_request_timeout(config.header_timeout)
-        .h1_allow_half_closed(false)
-        .tcp_nodelay(true)
-        .shutdown_timeout(FLUSH_SECONDS)
-        .client_disconnect_timeout(Duration::from_secs(FLUSH_SECONDS))
-        .tls_handshake_timeout(config.header_timeout)
-        .disable_signals();
-    let server = match &config.tls {
-        None => server.listen(listener),
-        Some(files) => server.listen_rustls_0_23(listener, tls::configuration(&files.certificate, &files.key)?),
-    };
-    let server = server.map_err(|e| cannot_listen(asked, &e))?;
-    let address = server.addrs().first().copied().unwrap_or(asked);
-    let server = server.run();
+    let address = listener.local_addr()?;
+    let server = listen::start(listener, &config, app)?;
     let handle = server.handle();
     let running = tokio::task::spawn_local(server);
     ready(address);
