@@ -12,7 +12,7 @@ use crucible::backend::Completion;
 
 use engine_support::fake::{Script, expected, next_token};
 use engine_support::probe::Hub;
-use engine_support::{config, prompt, settle, spec, start, submit, try_submit};
+use engine_support::{config, eventually, prompt, settle, spec, start, submit, try_submit};
 
 const BOTH: [Completion; 2] = [Completion::Notified, Completion::Polled];
 
@@ -98,7 +98,7 @@ fn a_cancel_at_every_boundary_gives_every_page_back_and_moves_no_neighbour() {
         let neighbour_prompt = prompt(20, 9);
         for boundary in 0..10 {
             let neighbour = submit(&handle, &hub, spec(&neighbour_prompt, 24));
-            let id = submit(&handle, &hub, spec(&prompt(100, boundary), 1_000));
+            let id = submit(&handle, &hub, spec(&prompt(100, boundary), 10_000));
             hub.tokens(id, boundary.saturating_sub(4) as usize);
             std::thread::sleep(Duration::from_micros(u64::from(boundary.min(4)) * 300));
             handle.cancel(id);
@@ -139,11 +139,9 @@ fn the_queue_never_exceeds_its_bound_and_pages_admit_in_order() {
     config.max_queue = 4;
     let (engine, hub) = (start(config, script), Hub::start());
     let handle = engine.handle();
-    let mut ids = Vec::new();
-    for salt in 0..24 {
-        ids.extend(try_submit(&handle, &hub, spec(&prompt(100, salt), 50)));
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    let mut ids: Vec<_> = (0..3).map(|salt| submit(&handle, &hub, spec(&prompt(100, salt), 50))).collect();
+    eventually("three are resident", || handle.snapshot().account.resident == 3);
+    ids.extend((3..24).filter_map(|salt| try_submit(&handle, &hub, spec(&prompt(100, salt), 50))));
     // Ten pages each: three are resident, four wait, the others were refused.
     assert_eq!((ids.len(), handle.permits().refused(), handle.permits().peak()), (7, 17, 4));
     hold.store(false, Ordering::Release);
@@ -214,12 +212,20 @@ fn a_hub_gets_one_message_a_step() {
 
 #[test]
 fn a_burst_packs_into_few_prefill_batches() {
-    let script = Script { step_time: Duration::from_millis(4), ..Script::default() };
+    let script = Script::default();
+    script.hold.store(true, Ordering::Release);
+    let (hold, seen) = (Arc::clone(&script.hold), Arc::clone(&script.seen));
     let (engine, hub) = (start(config(), script), Hub::start());
     let handle = engine.handle();
-    let ids: Vec<_> = (0..16).map(|salt| submit(&handle, &hub, spec(&prompt(32, salt), 4))).collect();
-    ids.iter().for_each(|&id| drop(hub.end(id)));
-    assert!(handle.snapshot().account.steps.prefill_batches <= 2, "{:?}", handle.snapshot().account.steps);
+    let blocker = submit(&handle, &hub, spec(&prompt(32, 0), 4));
+    eventually("its step is in flight", || seen.lock().unwrap().len() == 1);
+    let ids: Vec<_> = (1..16).map(|salt| submit(&handle, &hub, spec(&prompt(32, salt), 4))).collect();
+    eventually("all are resident", || handle.snapshot().account.resident == 16);
+    hold.store(false, Ordering::Release);
+    [blocker].iter().chain(&ids).for_each(|&id| drop(hub.end(id)));
+    let steps = handle.snapshot().account.steps.clone();
+    // The blocker; what had come when the second step in flight was planned; all others.
+    assert!(steps.prefill_batches <= 3 && steps.packed_prefill_batches > 0, "{steps:?}");
 }
 
 #[test]

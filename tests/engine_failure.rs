@@ -17,10 +17,10 @@ use engine_support::{config, prompt, settle, spec, start, submit};
 
 const BOTH: [Completion; 2] = [Completion::Notified, Completion::Polled];
 
-/// The death of the engine as its handle shows it; panics after five seconds.
+/// The death of the engine as its handle shows it; panics after half a minute.
 fn death(handle: &EngineHandle) -> Arc<str> {
     let fatal = handle.fatal();
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         if let Some(reason) = fatal.borrow().clone() {
             return reason;
@@ -85,7 +85,7 @@ fn a_hung_step_is_fatal_at_its_deadline_and_the_engine_still_stops() {
         assert!(reason.contains("executor.step_timeout_ms = 150"), "{reason}");
         settle(&engine.handle());
         drop(engine);
-        assert!(begun.elapsed() < Duration::from_secs(3));
+        assert!(begun.elapsed() < Duration::from_secs(20), "a hung step is left behind, not waited for");
     }
 }
 
@@ -104,21 +104,22 @@ fn a_call_of_the_backend_that_never_returns_is_fatal_though_the_arbiter_is_stuck
             // The arbiter can tell nobody. The flag can, and every session follows it (tests/http_scripted.rs).
             assert!(death(&engine.handle()).contains("executor.step_timeout_ms = 150"));
             drop(engine);
-            assert!(begun.elapsed() < Duration::from_secs(8), "a stuck thread is left behind, not joined");
+            assert!(begun.elapsed() < Duration::from_secs(20), "a stuck thread is left behind, not joined");
         }
     }
 }
 
 #[test]
 fn a_slow_engine_that_keeps_completing_steps_is_not_hung() {
-    let script = Script { step_time: Duration::from_millis(40), ..Script::default() };
+    let script = Script { step_time: Duration::from_millis(300), ..Script::default() };
     let mut config = config();
     // Less than all steps together, far more than one on a busy machine.
-    config.step_timeout = Duration::from_millis(450);
+    config.step_timeout = Duration::from_secs(3);
     let (engine, hub) = (start(config, script), Hub::start());
     let id = submit(&engine.handle(), &hub, spec(&prompt(20, 1), 12));
     assert_eq!(hub.end(id).ids(), expected(&prompt(20, 1), 12));
-    std::thread::sleep(Duration::from_millis(600));
+    // Nor is an idle one.
+    std::thread::sleep(Duration::from_millis(3_300));
     assert!(engine.handle().fatal().borrow().is_none());
 }
 

@@ -31,18 +31,21 @@ fn the_last_line_on_the_terminal_is_a_curl_command_that_works_when_pasted() {
 
 #[test]
 fn sigterm_drains_live_streams_and_exits_with_zero() {
-    let mut server = Binary::tiny(&[]);
-    let body = json!({"prompt": "abc", "max_tokens": 400, "ignore_eos": true});
+    let long = ["model.geometry.context=16384", "kv.pages=2048", "server.stream_buffer_bytes=67108864"];
+    let mut server = Binary::tiny(&[&long[..], &["server.drain_deadline_ms=600000"]].concat());
+    let body = json!({"prompt": "abc", "max_tokens": 10_000, "ignore_eos": true});
     let mut stream = send_json(server.address, "/v1/generate/stream", &body);
     stream.head();
     stream.read_events(1);
     server.terminate();
+    until("it drains", || get(server.address, "/ready").status == 503);
+    assert_eq!(get(server.address, "/stats").json()["active_requests"], 1, "the stream goes on");
     let mut rest = String::new();
     while let Some(chunk) = stream.chunk().expect("a whole stream") {
         rest.push_str(&String::from_utf8(chunk).unwrap());
     }
     assert_eq!(events(&rest).last().unwrap().0, "done");
-    assert_eq!(server.wait(Duration::from_secs(10)).code(), Some(0));
+    assert_eq!(server.wait(Duration::from_secs(60)).code(), Some(0));
 }
 
 #[test]

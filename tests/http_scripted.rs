@@ -6,7 +6,7 @@ mod http_support;
 mod scripted;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crucible::server::Ending;
@@ -350,10 +350,12 @@ fn metrics_are_conserved_at_every_scrape_under_load() {
     let script = Script { step_time: Duration::from_micros(300), ..Script::default() };
     let server = Scripted::start(script, &["limits.max_queue=8"]);
     let address = server.address;
+    let scrapes = Arc::new(AtomicUsize::new(0));
     let load: Vec<_> = (0..6)
         .map(|client| {
+            let scrapes = Arc::clone(&scrapes);
             std::thread::spawn(move || {
-                for round in 0..25 {
+                for round in (0..10_000).take_while(|&round| round < 25 || scrapes.load(Ordering::Acquire) < 6) {
                     let body = json!({"prompt": "abc", "max_tokens": 5 + (round * 7 + client) % 40});
                     let pending = send_json(address, "/v1/generate/stream", &body);
                     if round % 5 != client % 5 {
@@ -367,18 +369,14 @@ fn metrics_are_conserved_at_every_scrape_under_load() {
         let lines = text.lines().filter(|l| !l.starts_with('#'));
         lines.filter(|l| l.starts_with(name)).filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     };
-    let mut scrapes = 0;
-    let mut last = String::new();
     while load.iter().any(|t| !t.is_finished()) {
-        last = get(address, "/metrics").text();
-        check_conservation(&last, &value);
-        scrapes += 1;
+        check_conservation(&get(address, "/metrics").text(), &value);
+        scrapes.fetch_add(1, Ordering::AcqRel);
     }
     load.into_iter().for_each(|t| t.join().unwrap());
     until("everything is back", || settled(&server));
-    last = get(address, "/metrics").text() + &last[..0];
+    let last = get(address, "/metrics").text();
     check_conservation(&last, &value);
-    assert!(scrapes > 5, "{scrapes} scrapes");
     assert_eq!(value(&last, "crucible_running_requests"), 0.0);
     assert!(value(&last, "crucible_time_to_first_token_seconds_count") > 0.0);
 }
@@ -406,10 +404,12 @@ fn check_conservation(text: &str, value: &dyn Fn(&str, &str) -> f64) {
 #[test]
 fn a_drain_finishes_live_streams_refuses_new_work_and_ends() {
     let script = Script { step_time: Duration::from_millis(5), ..Script::default() };
+    let hold = Arc::clone(&script.hold);
     let server = Scripted::start(script, &[]);
-    let mut stream = send_json(server.address, "/v1/generate/stream", &json!({"prompt": "abc", "max_tokens": 60}));
+    let mut stream = send_json(server.address, "/v1/generate/stream", &json!({"prompt": "abc", "max_tokens": 2000}));
     stream.head();
     stream.read_events(1);
+    hold.store(true, Ordering::Release);
     server.begin_drain();
     until("not ready", || get(server.address, "/ready").status == 503);
     assert_eq!(get(server.address, "/health").status, 200);
@@ -417,6 +417,7 @@ fn a_drain_finishes_live_streams_refuses_new_work_and_ends() {
         let response = post(server.address, path, &json!({"model": "tiny", "prompt": "x"}));
         assert_eq!((response.status, response.json()["error"]["code"].as_str()), (503, Some("draining")));
     }
+    hold.store(false, Ordering::Release);
     let mut text = String::new();
     while let Some(chunk) = stream.chunk().expect("a whole stream") {
         text.push_str(&String::from_utf8(chunk).unwrap());
@@ -447,23 +448,32 @@ fn what_is_left_at_the_deadline_of_a_drain_fails_in_the_typed_way() {
 #[test]
 fn a_dead_engine_fails_every_session_in_the_typed_way_and_turns_health_to_503() {
     let stuck = [Fault::Hang, Fault::BlockInSubmit, Fault::BlockInPoll];
-    for fault in [Fault::FailAtPoll, Fault::FailAtSubmit, Fault::Panic].into_iter().chain(stuck) {
-        let at = move |step| if step == 20 { fault } else { Fault::Nothing };
-        let script = Script { step_time: Duration::from_millis(2), fault: Arc::new(at), ..Script::default() };
-        let server = Scripted::start(script, &["executor.step_timeout_ms=500", "server.fatal_linger_ms=1500"]);
-        let body = json!({"prompt": "abc", "max_tokens": 5000});
-        let streaming = send_json(server.address, "/v1/generate/stream", &body);
-        let unary = send_json(server.address, "/v1/generate", &body);
-        let events = streaming.response().events();
-        let (name, data) = events.last().unwrap();
-        assert_eq!(name, "error");
-        assert_eq!(serde_json::from_str::<Value>(data).unwrap()["error"]["code"], "engine_failed");
-        let response = unary.response();
-        assert_eq!((response.status, response.json()["error"]["code"].as_str()), (503, Some("engine_failed")));
-        assert_eq!(get(server.address, "/health").status, 503);
-        assert_eq!(post(server.address, "/v1/generate", &json!({"prompt": "x"})).status, 503);
-        assert!(matches!(server.ending(), Ending::Failed(_)));
+    let faults = [Fault::FailAtPoll, Fault::FailAtSubmit, Fault::Panic].into_iter().chain(stuck);
+    std::thread::scope(|scope| faults.for_each(|fault| _ = scope.spawn(move || dies_of(fault))));
+}
+
+/// A stream and a whole answer under a fault of the backend.
+fn dies_of(fault: Fault) {
+    let at = move |step| if step == 200 { fault } else { Fault::Nothing };
+    let script = Script { step_time: Duration::from_millis(2), fault: Arc::new(at), ..Script::default() };
+    let server = Scripted::start(script, &["executor.step_timeout_ms=2000", "server.fatal_linger_ms=5000"]);
+    let body = json!({"prompt": "abc", "max_tokens": 5000});
+    let mut streaming = send_json(server.address, "/v1/generate/stream", &body);
+    assert_eq!(streaming.head().status, 200, "inside long before the fault");
+    let unary = send_json(server.address, "/v1/generate", &body);
+    let mut text = String::new();
+    while let Some(chunk) = streaming.chunk().expect("a whole stream") {
+        text.push_str(&String::from_utf8(chunk).unwrap());
     }
+    let events = http_support::client::events(&text);
+    let (name, data) = events.last().unwrap();
+    assert_eq!(name, "error");
+    assert_eq!(serde_json::from_str::<Value>(data).unwrap()["error"]["code"], "engine_failed");
+    let response = unary.response();
+    assert_eq!((response.status, response.json()["error"]["code"].as_str()), (503, Some("engine_failed")));
+    assert_eq!(get(server.address, "/health").status, 503);
+    assert_eq!(post(server.address, "/v1/generate", &json!({"prompt": "x"})).status, 503);
+    assert!(matches!(server.ending(), Ending::Failed(_)));
 }
 
 #[test]
@@ -492,4 +502,11 @@ fn a_silent_stream_gets_comments_and_a_busy_one_does_not() {
         rest.push_str(&String::from_utf8(chunk).unwrap());
     }
     assert_eq!(http_support::client::events(&rest).len(), 3);
+
+    // Far apart enough for a stall of a busy machine, and the whole stream longer than that.
+    let script = Script { step_time: Duration::from_millis(100), ..Script::default() };
+    let server = Scripted::start(script, &["server.sse_keep_alive_ms=3000"]);
+    let body = json!({"prompt": "abc", "max_tokens": 45});
+    let busy = post(server.address, "/v1/generate/stream", &body).text();
+    assert!(!busy.lines().any(|line| line.starts_with(':')), "{busy}");
 }

@@ -197,8 +197,11 @@ fn beside_another_client(checks: &mut Checks, pane: &Pane, server: &Binary) {
 fn after_a_cancellation(checks: &mut Checks, pane: &Pane, server: &Binary) {
     checks.check("the conversation goes on after a cancellation, with the part that came", || {
         let before = at_rest(server);
+        // How much of the cancelled story came is up to the machine, and so is this answer: it gets a bound.
+        open_setting(pane, "max_tokens");
+        pane.write("40");
+        close_settings(pane);
         ask(pane, "And what is 1 + 1?");
-        // How much of the cancelled story came is up to the machine, and so is the length of this answer: the question may be out of sight.
         ended(pane, server, before["completed_requests"].as_u64().expect("a count"));
         let sent = |now: &Value| now["prefill_tokens"].as_u64().expect("a count");
         let questions = [STORY, "And what is 1 + 1?"].map(|text| json!({"role": "user", "content": text}));

@@ -67,9 +67,18 @@ pub fn try_submit(engine: &EngineHandle, hub: &probe::Hub, spec: RequestSpec) ->
     Some(id)
 }
 
-/// Waits until nothing is live and no page is out; panics with the account after five seconds.
+/// Waits until `done`; panics after half a minute.
+pub fn eventually(what: &str, done: impl Fn() -> bool) {
+    let begun = std::time::Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Waits until nothing is live and no page is out; panics with the account after half a minute.
 pub fn settle(engine: &EngineHandle) {
-    for _ in 0..5_000 {
+    for _ in 0..30_000 {
         let account = engine.snapshot().account.clone();
         assert!(account.balances(), "I2: {account:?}");
         if account.live() == 0 {

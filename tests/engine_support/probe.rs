@@ -97,18 +97,18 @@ impl Hub {
         self.shared.0.lock().unwrap().sessions.get(&request).cloned().unwrap_or_default()
     }
 
-    /// Waits until the session has `tokens` tokens; panics after ten seconds.
+    /// Waits until the session has `tokens` tokens; panics after a minute.
     pub fn tokens(&self, request: RequestId, tokens: usize) -> Got {
         self.wait(request, |got| got.tokens.len() >= tokens)
     }
 
-    /// Waits for the session's end; panics after ten seconds.
+    /// Waits for the session's end; panics after a minute.
     pub fn end(&self, request: RequestId) -> Got {
         self.wait(request, |got| got.end.is_some())
     }
 
     fn wait(&self, request: RequestId, enough: impl Fn(&Got) -> bool) -> Got {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         let mut collected = self.shared.0.lock().unwrap();
         loop {
             if let Some(got) = collected.sessions.get(&request).filter(|got| enough(got)) {

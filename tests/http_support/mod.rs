@@ -7,11 +7,11 @@ pub mod client;
 
 use std::time::{Duration, Instant};
 
-/// Waits until `done`, at most thirty seconds.
+/// Waits until `done`, at most a minute.
 pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < Duration::from_secs(30), "{what} did not happen within thirty seconds");
+        assert!(start.elapsed() < Duration::from_secs(60), "{what} did not happen within a minute");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -5,6 +5,7 @@
 //! meets a full queue, `break` loses its connection, everything else gets one sentence.
 #![allow(dead_code)]
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -45,6 +46,7 @@ pub struct Stub {
     /// `http://127.0.0.1:port`.
     pub url: String,
     seen: Arc<Mutex<Seen>>,
+    allowed: Arc<AtomicUsize>,
     handle: ServerHandle,
     thread: Option<JoinHandle<()>>,
 }
@@ -53,13 +55,25 @@ pub struct Stub {
 struct Stage {
     seen: Arc<Mutex<Seen>>,
     pace: Duration,
+    /// Tokens of an answer that may leave.
+    allowed: Arc<AtomicUsize>,
 }
 
 impl Stub {
     /// Starts one with so much time between two tokens.
     pub fn start(pace: Duration) -> Self {
+        Self::staged(pace, usize::MAX)
+    }
+
+    /// Starts one whose answers stop after so many tokens until [`Self::release`].
+    pub fn held_after(tokens: usize) -> Self {
+        Self::staged(Duration::from_millis(5), tokens)
+    }
+
+    fn staged(pace: Duration, allowed: usize) -> Self {
         let seen = Arc::new(Mutex::new(Seen::default()));
-        let stage = Stage { seen: seen.clone(), pace };
+        let allowed = Arc::new(AtomicUsize::new(allowed));
+        let stage = Stage { seen: seen.clone(), pace, allowed: allowed.clone() };
         let (sender, receiver) = channel();
         let thread = std::thread::spawn(move || {
             actix_web::rt::System::new().block_on(async move {
@@ -92,7 +106,12 @@ impl Stub {
             });
         });
         let (address, handle) = receiver.recv().unwrap();
-        Self { url: format!("http://{address}"), seen, handle, thread: Some(thread) }
+        Self { url: format!("http://{address}"), seen, allowed, handle, thread: Some(thread) }
+    }
+
+    /// Lets held answers go on.
+    pub fn release(&self) {
+        self.allowed.store(usize::MAX, Ordering::Release);
     }
 
     /// What it saw so far.
@@ -195,6 +214,9 @@ async fn generate(stage: Data<Stage>, body: Json<Value>) -> HttpResponse {
         let mut gone = sender.send(Bytes::from_static(b": hello\n\n")).await.is_err();
         for (at, (id, text)) in tokens.iter().enumerate() {
             tokio::time::sleep(stage.pace).await;
+            while at >= stage.allowed.load(Ordering::Acquire) {
+                tokio::time::sleep(stage.pace).await;
+            }
             let mut data = json!({"token_id": id, "text": text});
             if wants_logprobs {
                 // Some are sure, some are not.

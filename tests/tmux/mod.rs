@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long the screen may take to become as a test expects it.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Whether tmux is there; if not, a visible word about so many checks that are skipped.
 pub fn present(checks: usize) -> bool {
