@@ -1,6 +1,6 @@
 //! Crucible: a language-model server whose answer is a pure function of the request.
 //!
-//! The pure cores (`admission`, `pages`, `planner`, `sampler`) know neither actix nor time nor I/O; `actors` are thin shells
+//! The pure cores (`admission`, `pages`, `planner`, `sampler`, `scorer`) know neither actix nor time nor I/O; `actors` are thin shells
 //! over them; `backend` computes; `arith` defines what every backend must compute, bit for bit. docs/architecture.md is the map.
 //!
 //! `unsafe` lives in three places: the CPU's kernels and buffers, the CUDA launchers, and the mapping of model files. Every other
@@ -37,6 +37,8 @@ pub mod planner;
 pub mod protocol;
 #[forbid(unsafe_code)]
 pub mod sampler;
+#[forbid(unsafe_code)]
+pub mod scorer;
 #[forbid(unsafe_code)]
 pub mod server;
 #[forbid(unsafe_code)]

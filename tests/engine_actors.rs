@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use crucible::actors::session::messages::{SessionEnd, SessionFailure};
 use crucible::admission::{Outcome, RequestSpec};
-use crucible::backend::Completion;
+use crucible::arith::select::token_logprobs;
+use crucible::backend::{Completion, TokenLogprobs, Want};
 
-use engine_support::fake::{Script, expected, next_token};
+use engine_support::fake::{Script, expected, logits, next_token};
 use engine_support::probe::Hub;
-use engine_support::{config, eventually, prompt, settle, spec, start, submit, try_submit};
+use engine_support::{config, eventually, prompt, scored, settle, spec, start, submit, try_submit};
 
 const BOTH: [Completion; 2] = [Completion::Notified, Completion::Polled];
 
@@ -173,6 +174,63 @@ fn log_probabilities_ride_with_their_tokens() {
     let id = submit(&engine.handle(), &hub, RequestSpec { logprobs: Some(0), ..spec(&prompt, 2) });
     let first = hub.end(id).tokens[0].clone();
     assert_eq!(first.logprobs.unwrap().chosen, -f64::from(next_token(&prompt)));
+}
+
+/// The scores of a prompt on the fake model.
+fn scores(prompt: &[u32]) -> Vec<TokenLogprobs> {
+    (1..prompt.len()).map(|end| token_logprobs(&logits(&prompt[..end]), prompt[end], 1)).collect()
+}
+
+#[test]
+fn scores_of_a_prompt_come_before_its_tokens_in_a_crowd_that_shares_few_rows_of_logits() {
+    for completion in BOTH {
+        // Sixteen rows are for tokens: 24 are left for positions of prompts.
+        let script = Script { logit_rows: 16 + 24, ..script(completion) };
+        let seen = Arc::clone(&script.seen);
+        let (engine, hub) = (start(config(), script), Hub::start());
+        let handle = engine.handle();
+        let prompts: Vec<_> = (0..12).map(|i| prompt(1 + (i as usize * 29) % 150, i)).collect();
+        let ids: Vec<_> = prompts.iter().map(|p| submit(&handle, &hub, scored(p, 5))).collect();
+        let plain = submit(&handle, &hub, spec(&prompt(70, 40), 30));
+        for (prompt, id) in prompts.iter().zip(ids) {
+            let got = hub.end(id);
+            assert_eq!((got.ids(), got.end), (expected(prompt, 5), Some(SessionEnd::Length)));
+            assert_eq!(got.scores, scores(prompt));
+        }
+        let got = hub.end(plain);
+        assert_eq!((got.ids(), got.scores.len()), (expected(&prompt(70, 40), 30), 0));
+        settle(&handle);
+        for step in seen.lock().unwrap().iter() {
+            let rows = step.rows.iter().filter(|r| r.want == Want::All);
+            assert!(rows.map(|r| r.len).sum::<u32>() <= 24, "step {}", step.id);
+        }
+    }
+}
+
+#[test]
+fn whoever_ends_while_its_prompt_is_scored_leaves_the_room_for_logits_to_the_next() {
+    let not_finite = Arc::new(|request: crucible::admission::RequestId, _| request.0.is_multiple_of(5));
+    let script = Script { logit_rows: 16 + 40, not_finite, ..Script::default() };
+    let seen = Arc::clone(&script.seen);
+    let (engine, hub) = (start(config(), script), Hub::start());
+    let handle = engine.handle();
+    // Each leaves at another moment: planned, in flight, at the sampler, at the scorer. Two of them are all the room there is.
+    for round in 0..60 {
+        let id = submit(&handle, &hub, scored(&prompt(400, round), 3));
+        let steps = seen.lock().unwrap().len();
+        for _ in 0..round {
+            std::thread::yield_now();
+        }
+        while round % 3 == 0 && handle.snapshot().account.live() > 0 && seen.lock().unwrap().len() == steps {
+            std::thread::yield_now();
+        }
+        handle.cancel(id);
+    }
+    let prompt = prompt(100, 99);
+    let last = (0..2).map(|_| submit(&handle, &hub, scored(&prompt, 3))).find(|id| !id.0.is_multiple_of(5));
+    let got = hub.end(last.expect("of two numbers in a row"));
+    assert_eq!((got.ids(), got.scores), (expected(&prompt, 3), scores(&prompt)));
+    settle(&handle);
 }
 
 #[test]

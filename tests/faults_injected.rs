@@ -6,7 +6,7 @@ mod http_support;
 use std::time::Duration;
 
 use http_support::binary::Binary;
-use http_support::client::{events, get, send_json};
+use http_support::client::{events, get, post, send_json};
 use http_support::until;
 use serde_json::{Value, json};
 
@@ -62,6 +62,15 @@ fn assert_typed_end(events: Vec<(String, String)>, fault: &str) {
     let (name, data) = events.last().expect("an end");
     let error: Value = serde_json::from_str(data).expect("JSON");
     assert_eq!((name.as_str(), &error["error"]["code"]), ("error", &json!("engine_failed")), "{fault}");
+}
+
+#[test]
+fn a_panicking_scorer_ends_the_process_like_any_other_actor_of_the_engine() {
+    let mut server = with_fault("scorer=2");
+    let asked = json!({"model": "tiny", "prompt": "a".repeat(90), "echo": true, "logprobs": 1, "max_tokens": 3});
+    let answer = post(server.address, "/v1/completions", &asked);
+    assert_eq!((answer.status, &answer.json()["error"]["code"]), (503, &json!("engine_failed")));
+    assert_eq!(server.wait(Duration::from_secs(30)).code(), Some(1));
 }
 
 #[test]

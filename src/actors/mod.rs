@@ -8,6 +8,7 @@ pub mod fatal;
 pub mod pages;
 pub mod planner;
 pub mod sampler;
+pub mod scorer;
 pub mod session;
 pub mod topology;
 mod watchdog;

@@ -1,4 +1,4 @@
-//! Starts the engine arbiter and its five actors, and is the only file that knows every address.
+//! Starts the engine arbiter with its five actors and the scorer's thread, and is the only file that knows every address.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, mpsc};
@@ -18,6 +18,7 @@ use super::pages::PagesActor;
 use super::pages::messages::Release;
 use super::planner::PlannerActor;
 use super::sampler::SamplerActor;
+use super::scorer::ScorerThread;
 use super::session::messages::{SessionEnd, SessionFailure, TokenBatch, TokenEntry};
 use super::watchdog::{StepTimer, Watchdog};
 use super::{executor, planner};
@@ -62,8 +63,8 @@ pub enum EngineError {
     /// The backend refused.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// The engine thread could not be made or ended at once.
-    #[error("the engine thread did not start: {0}")]
+    /// A thread of the engine could not be made or ended at once.
+    #[error("a thread of the engine did not start: {0}")]
     Thread(String),
     /// The configuration and the backend do not fit each other.
     #[error("{0}")]
@@ -138,7 +139,7 @@ impl EngineHandle {
         }
         let reason = self.fatal.reason().unwrap_or_else(|| Arc::from("it was stopped"));
         let end = Some(SessionEnd::Failed(SessionFailure::Engine(reason)));
-        let entry = TokenEntry { request: submit.request.id(), prompt_logits: Vec::new(), tokens: Vec::new(), end };
+        let entry = TokenEntry { request: submit.request.id(), prompt_scores: Vec::new(), tokens: Vec::new(), end };
         submit.hub.do_send(TokenBatch { entries: vec![entry] });
     }
 
@@ -281,6 +282,7 @@ struct Running {
     handle: EngineHandle,
     planner: Addr<PlannerActor>,
     executor: Addr<ExecutorActor>,
+    _scorer: ScorerThread,
 }
 
 impl Running {
@@ -353,7 +355,8 @@ fn make_handle(
     }
 }
 
-/// The five actors know each other in a ring, so their addresses are made before any of them runs.
+/// The five actors know each other in a ring, so their addresses are made before any of them runs. The scorer runs at once: nothing
+/// comes before the sampler's first step.
 fn start_actors(
     config: &EngineConfig,
     backend: Box<dyn Backend>,
@@ -372,6 +375,8 @@ fn start_actors(
     let (admission, pages) = (admission_ctx.address(), pages_ctx.address());
     let (planner, executor, sampler) = (planner_ctx.address(), executor_ctx.address(), sampler_ctx.address());
     let handle = make_handle(config, &facts, admission.clone(), fatal);
+    let no_thread = |error: std::io::Error| EngineError::Thread(error.to_string());
+    let (_scorer, scorer) = ScorerThread::start(planner.clone(), fatal.clone()).map_err(no_thread)?;
 
     let mut core = Admission::new(config.max_batch, facts.pages);
     let mut planner_core = Planner::new(planner_config(config, &facts));
@@ -388,11 +393,11 @@ fn start_actors(
     let (to_executor, to_sampler, to_admission) = (executor.clone(), sampler.clone(), admission.clone());
     planner_ctx.run(PlannerActor { core, executor: to_executor, sampler: to_sampler, admission: to_admission, clock });
 
-    let outbox = VecDeque::new();
-    sampler_ctx.run(SamplerActor { core: Sampler::default(), planner: planner.clone(), admission, outbox });
+    let (outbox, to_planner) = (VecDeque::new(), planner.clone());
+    sampler_ctx.run(SamplerActor { core: Sampler::default(), planner: to_planner, admission, scorer, outbox });
 
     let validator = StepValidator::new(facts.step_limits());
     let (flight, fatal) = (Flight::default(), fatal.clone());
     executor_ctx.run(ExecutorActor { backend, validator, sampler, fatal, clock, timer, trace, flight });
-    Ok(Running { handle, planner, executor })
+    Ok(Running { handle, planner, executor, _scorer })
 }

@@ -64,7 +64,7 @@ pub struct RequestSpec {
     pub eos: Arc<[u32]>,
     /// Log-probabilities wanted for each generated token.
     pub logprobs: LogprobsWanted,
-    /// Whether the logits that predict the prompt's own tokens go to the session.
+    /// Whether the prompt's own tokens are scored: their log-probabilities go to the session.
     pub score_prompt: bool,
     /// Which surface it came through (for the account only).
     pub dialect: Dialect,

@@ -19,6 +19,8 @@ pub enum Point {
     Planner,
     /// The sampler digests a step: panics.
     Sampler,
+    /// The scorer scores a slice of a prompt: panics.
+    Scorer,
     /// The executor takes a step: panics.
     Executor,
     /// A session handles its news: panics.
@@ -28,11 +30,12 @@ pub enum Point {
 }
 
 /// Every point and its name on the command line.
-pub const POINTS: [(&str, Point); 7] = [
+pub const POINTS: [(&str, Point); 8] = [
     ("admission", Point::Admission),
     ("pages", Point::Pages),
     ("planner", Point::Planner),
     ("sampler", Point::Sampler),
+    ("scorer", Point::Scorer),
     ("executor", Point::Executor),
     ("session", Point::Session),
     ("step", Point::Step),

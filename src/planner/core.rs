@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::budget::TokenBudget;
 use super::counters::{RowInFlight, count};
+use super::logit_credits::LogitCredits;
 use super::resident::{Cause, Resident, RowEnd, Sequence};
 use crate::admission::{Dialect, Ended, Outcome, RequestId, StepCounters};
 use crate::backend::{DeviceCounts, STEPS_IN_FLIGHT, Step, StepTiming};
@@ -28,7 +29,8 @@ pub struct PlannerConfig {
     pub chunk_cap: usize,
     /// Requests with prompt tokens per step; 1 is packing off.
     pub max_requests: usize,
-    /// Positions of scored prompts per step, at least 1: the host reads the logits of each, beside those of one row a slot.
+    /// Positions of scored prompts that are planned and not scored, at least 1: so many rows of logits the host holds at most, beside
+    /// those of one row a slot.
     pub scored_positions: usize,
     /// Token rows per step, decode rows included; above `slots`.
     pub max_step_tokens: usize,
@@ -52,6 +54,8 @@ pub struct Retired {
     pub progressed: Vec<(RequestId, u32)>,
     /// Sequences that ended in it.
     pub ended: Vec<(RequestId, RowEnd)>,
+    /// Requests whose logits went to the scorer; `Planner::scored` follows for each.
+    pub scoring: Vec<RequestId>,
     /// Time and bytes.
     pub timing: StepTiming,
 }
@@ -79,6 +83,7 @@ pub struct Planner {
     residents: BTreeMap<RequestId, Resident>,
     prefill: VecDeque<RequestId>,
     free_slots: Vec<u32>,
+    credits: LogitCredits,
     in_flight: VecDeque<StepInFlight>,
     last_step: u64,
     counters: StepCounters,
@@ -90,6 +95,7 @@ impl Planner {
     pub fn new(config: PlannerConfig) -> Self {
         let free_slots = (0..config.slots as u32).rev().collect();
         let budget = TokenBudget::new(config.token_budget, config.step_time_target);
+        let credits = LogitCredits::new(config.scored_positions);
         let counters = StepCounters { prefill_budget_tokens: as_count(budget.tokens()), ..StepCounters::default() };
         Self {
             config,
@@ -97,6 +103,7 @@ impl Planner {
             residents: BTreeMap::new(),
             prefill: VecDeque::new(),
             free_slots,
+            credits,
             in_flight: VecDeque::new(),
             last_step: 0,
             counters,
@@ -139,6 +146,10 @@ impl Planner {
             if let Some(resident) = self.residents.get_mut(&row.request) {
                 resident.retire_row(row.prompt as usize);
             }
+            // Logits that went to no scorer are gone: one was not finite, or the sequence is over.
+            if row.scores && !retired.scoring.contains(&row.request) {
+                self.credits.give_back(row.request);
+            }
         }
         for &(request, tokens) in &retired.progressed {
             if let Some(resident) = self.residents.get_mut(&request) {
@@ -155,6 +166,13 @@ impl Planner {
         self.budget.observe(prompt as usize, retired.timing.device_us);
         count(&mut self.counters, &step.rows, &retired.timing);
         self.counters.prefill_budget_tokens = as_count(self.budget.tokens());
+    }
+
+    /// The scorer is done with a slice of `positions` positions, and its logits are gone. It says so once for each slice that it got,
+    /// whether or not the request has ended meanwhile.
+    pub fn scored(&mut self, request: RequestId, positions: u32) {
+        let given = self.credits.give_back(request);
+        debug_assert!(self.dead || given == Some(positions as usize), "{request} scored {positions}, held {given:?}");
     }
 
     /// The next step, when one is due.
@@ -191,6 +209,7 @@ impl Planner {
     pub fn fail(&mut self) {
         self.dead = true;
         self.prefill.clear();
+        self.credits.clear();
         for step in std::mem::take(&mut self.in_flight) {
             for row in step.rows {
                 if let Some(resident) = self.residents.get_mut(&row.request) {
@@ -226,6 +245,11 @@ impl Planner {
         self.in_flight.len()
     }
 
+    /// Positions of scored prompts that are planned and not scored: as many rows of logits exist at most.
+    pub fn unscored(&self) -> usize {
+        self.credits.held()
+    }
+
     /// Whether the look-ahead is held back: a step with prefill runs and the next prefill plan has room left.
     fn waits_for_arrivals(&self) -> bool {
         let prefill_runs = self.in_flight.back().is_some_and(|s| s.rows.iter().any(|r| r.prompt > 0));
@@ -233,15 +257,33 @@ impl Planner {
     }
 
     fn next_prefill_is_full(&self) -> bool {
-        if self.prefill.len() >= self.config.max_requests {
-            return true;
-        }
-        let slices = self.prefill.iter().filter_map(|id| self.residents.get(id)).map(|r| self.slice_cap(r));
-        slices.sum::<usize>() >= self.budget.tokens()
+        let slices = self.next_slices(self.budget.tokens());
+        let tokens: usize = slices.iter().map(|&(_, len)| len).sum();
+        slices.len() >= self.config.max_requests || tokens >= self.budget.tokens()
     }
 
-    fn slice_cap(&self, resident: &Resident) -> usize {
-        resident.slice_cap().min(self.config.chunk_cap)
+    /// The prefill plan that is due: (request, positions) from the front of the queue, one slice a request, within `budget` positions, the
+    /// request limit and the credits for logits. A prompt whose last slice is being scored waits and is passed: its next slice would
+    /// need more logits, and its first token may not reach the session before the scores.
+    fn next_slices(&self, mut budget: usize) -> Vec<(RequestId, usize)> {
+        let (mut credits, mut slices) = (self.credits.left(), Vec::new());
+        for resident in self.prefill.iter().filter_map(|id| self.residents.get(id)) {
+            if budget == 0 || slices.len() == self.config.max_requests {
+                break;
+            }
+            if self.credits.holds(resident.id()) {
+                continue;
+            }
+            let len = resident.slice_cap().min(self.config.chunk_cap).min(budget);
+            let len = if resident.scores_next() { len.min(credits) } else { len };
+            if len == 0 {
+                continue;
+            }
+            credits -= if resident.scores_next() { len } else { 0 };
+            budget -= len;
+            slices.push((resident.id(), len));
+        }
+        slices
     }
 
     fn plan_decode(&mut self, planned: &mut PlannedStep) {
@@ -251,35 +293,24 @@ impl Planner {
         }
     }
 
-    /// One slice per request from the front of the queue; who is not done goes to the back.
+    /// Plans the slices that are due. Who has more to come goes to the back; who had no room stays in front, the first to have it.
     fn plan_prefill(&mut self, planned: &mut PlannedStep) {
         let room = self.config.max_step_tokens.saturating_sub(planned.step.rows.len());
-        let mut budget = self.budget.tokens().min(room);
-        let (mut scored, mut skipped) = (self.config.scored_positions, Vec::new());
-        for _ in 0..self.prefill.len().min(self.config.max_requests) {
-            if budget == 0 {
-                break;
-            }
-            let Some(id) = self.prefill.pop_front() else { break };
-            let Some(cap) = self.residents.get(&id).map(|r| self.slice_cap(r).min(budget)) else { continue };
-            let scores = self.residents.get(&id).is_some_and(Resident::scores_next);
-            let len = if scores { cap.min(scored) } else { cap };
-            if len == 0 {
-                skipped.push(id);
-                continue;
-            }
-            scored -= if scores { len } else { 0 };
+        let slices = self.next_slices(self.budget.tokens().min(room));
+        let mut due = slices.iter().map(|&(id, _)| id).peekable();
+        self.prefill.retain(|&id| due.next_if_eq(&id).is_none());
+        for (id, len) in slices {
             let Some(resident) = self.residents.get_mut(&id) else { continue };
+            if resident.scores_next() {
+                self.credits.take(id, len);
+            }
             planned.step.bindings.extend(resident.bind());
             planned.step.rows.push(resident.slice(len, &mut planned.step.tokens));
             planned.dialects.push(resident.request().spec().dialect);
-            budget -= len;
             if resident.prompt_left() > 0 {
                 self.prefill.push_back(id);
             }
         }
-        // Who had no room is the first to have it.
-        skipped.into_iter().rev().for_each(|id| self.prefill.push_front(id));
     }
 }
 

@@ -10,12 +10,19 @@ pub(super) struct RowInFlight {
     /// Prompt positions; 0 for a decode row.
     pub prompt: u32,
     pub last_slice: bool,
+    /// Whether it yields logits for the scorer.
+    pub scores: bool,
 }
 
 impl RowInFlight {
     pub fn of(row: &Row) -> Self {
         let prompt = if row.start == Start::Device { 0 } else { row.len };
-        Self { request: row.request, prompt, last_slice: prompt > 0 && row.want == Want::Last }
+        Self {
+            request: row.request,
+            prompt,
+            last_slice: prompt > 0 && row.want == Want::Last,
+            scores: row.want == Want::All,
+        }
     }
 }
 

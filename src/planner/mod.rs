@@ -8,6 +8,7 @@
 mod budget;
 mod core;
 mod counters;
+mod logit_credits;
 mod resident;
 #[cfg(test)]
 pub(crate) mod seeded;

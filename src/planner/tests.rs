@@ -1,6 +1,7 @@
 //! The planner by example, and against a naive model that knows every sequence's place.
 
 mod history;
+mod scores;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,7 +80,7 @@ fn shape(planned: &PlannedStep) -> (Vec<(u64, u32, u32)>, Vec<u64>) {
 /// One token for each of these requests, in step `step`.
 fn retired(step: u64, progressed: &[u64]) -> Retired {
     let progressed = progressed.iter().map(|&id| (RequestId(id), 1)).collect();
-    Retired { step, progressed, ended: Vec::new(), timing: StepTiming::default() }
+    Retired { step, progressed, ended: Vec::new(), scoring: Vec::new(), timing: StepTiming::default() }
 }
 
 #[test]
@@ -238,29 +239,6 @@ fn decode_rows_come_out_of_the_step_before_prompt_tokens() {
 }
 
 #[test]
-fn scored_prompts_share_the_positions_whose_logits_the_host_has_room_for() {
-    let mut planner = Planner::new(PlannerConfig { scored_positions: 40, token_budget: 400, ..config() });
-    let mut pool = Pool::new(512);
-    for id in 1..=4 {
-        let sequence = sequence_of(id, RequestSpec { score_prompt: id != 4, ..spec(id, 60, 2) });
-        let lease = lease(&mut pool, &sequence);
-        planner.enqueue(sequence, lease);
-    }
-    let mut slices = Vec::new();
-    for step in 1..20 {
-        let Some(planned) = planner.plan() else { break };
-        let scored: u32 = planned.step.rows.iter().filter(|r| r.want == Want::All).map(|r| r.len).sum();
-        assert!(scored <= 40, "step {step} scores {scored} positions");
-        let of = |row: &Row| (row.request.0, row.len);
-        slices.push(planned.step.rows.iter().filter(|r| r.start != Start::Device).map(of).collect::<Vec<_>>());
-        planner.retire(&retired(step, &[]));
-    }
-    assert_eq!(slices[0], [(1, 32), (2, 8), (4, 60)], "who has no room waits, who needs none does not");
-    let computed = |id: u64| slices.iter().flatten().filter(|s| s.0 == id).map(|s| s.1).sum::<u32>();
-    assert_eq!([1, 2, 3, 4].map(computed), [60; 4]);
-}
-
-#[test]
 fn a_dead_planner_lets_everybody_go_as_failed_and_plans_nothing() {
     let mut planner = with_prompts(config(), &[10, 10], 9);
     planner.plan().unwrap();
@@ -296,27 +274,4 @@ fn counters_tell_batches_slices_and_final_rows_apart() {
         |sizes: crate::admission::account::SizeCounts, bound| sizes.cumulative().find(|s| s.0 == bound).map(|s| s.1);
     assert_eq!((up_to(c.decode_sizes, 1.0), up_to(c.decode_sizes, 2.0)), (Some(1), Some(2)));
     assert_eq!((up_to(c.prefill_sizes, 32.0), up_to(c.prefill_sizes, 64.0)), (Some(1), Some(2)));
-}
-
-#[test]
-fn a_scored_prompt_yields_its_logits_in_bounded_slices_and_selects_from_its_last_position_alone() {
-    let (mut planner, mut pool) = (Planner::new(config()), Pool::new(LIMITS.pages));
-    let spec = RequestSpec { score_prompt: true, ..sequence(1, 70, 2).request.spec().clone() };
-    let request = ValidRequest::new(RequestId(1), spec, &LIMITS).unwrap();
-    let sequence = Sequence { request, submitted: Duration::ZERO, resident: Duration::ZERO };
-    let lease = lease(&mut pool, &sequence);
-    planner.enqueue(sequence, lease);
-    for (step, (start, len, want, logits)) in (1..).zip([
-        (0, 32, Want::All, HostLogits::Yes),
-        (32, 32, Want::All, HostLogits::Yes),
-        (64, 5, Want::All, HostLogits::Yes),
-        (69, 1, Want::Last, HostLogits::No),
-    ]) {
-        let planned = planner.plan().expect("a slice");
-        let row = &planned.step.rows[0];
-        assert_eq!((row.start, row.len, row.want, row.host_logits), (Start::Host(start), len, want, logits));
-        assert_eq!(row.sampling.token_index, 0, "no token is drawn before the last position");
-        planner.retire(&retired(step, if want == Want::Last { &[1] } else { &[] }));
-    }
-    assert_eq!(planner.plan().expect("a decode row").step.rows[0].start, Start::Device);
 }

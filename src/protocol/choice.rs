@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use crate::actors::session::messages::GeneratedToken;
 use crate::backend::TokenLogprobs;
-use crate::protocol::score::PromptScore;
 use crate::protocol::stop::{Scan, StopMatcher};
 
 /// Turns token ids into text that never splits a character.
@@ -85,24 +84,12 @@ pub struct ChoiceDecoder {
     pieces: Box<dyn Pieces>,
     stops: StopMatcher,
     tokens: u32,
-    /// Of a prompt that is scored.
-    score: Option<PromptScore>,
 }
 
 impl ChoiceDecoder {
     /// Starts an answer.
     pub fn new(pieces: Box<dyn Pieces>, stops: &[String]) -> Self {
-        Self { pieces, stops: StopMatcher::new(stops), tokens: 0, score: None }
-    }
-
-    /// The same with the scores of its prompt before it.
-    pub fn scoring(self, score: Option<PromptScore>) -> Self {
-        Self { score, ..self }
-    }
-
-    /// Takes the logits of the next positions of its prompt, `[positions][vocab]`.
-    pub fn score(&mut self, logits: &[Vec<f32>]) -> Vec<TokenLogprobs> {
-        self.score.as_mut().map(|score| score.push(logits)).unwrap_or_default()
+        Self { pieces, stops: StopMatcher::new(stops), tokens: 0 }
     }
 
     /// Tokens so far.

@@ -11,6 +11,5 @@ pub mod format;
 pub mod native;
 pub mod openai;
 pub mod sampling;
-pub mod score;
 pub mod sse;
 pub mod stop;

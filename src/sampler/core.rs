@@ -9,6 +9,7 @@ use crate::actors::session::messages::{GeneratedToken, SessionEnd, SessionFailur
 use crate::admission::{RequestId, Timing};
 use crate::backend::{RowOutput, StepOutput};
 use crate::planner::{Retired, RowEnd, Sequence};
+use crate::scorer::{ScoredSlice, Targets};
 
 /// One tracked sequence. `H` is the address of its session's hub.
 #[derive(Debug)]
@@ -16,23 +17,34 @@ pub struct Tracked<H> {
     hub: H,
     eos: Arc<[u32]>,
     max_new_tokens: usize,
+    /// Of a prompt that is scored.
+    targets: Option<Targets>,
     generated: u32,
     over: bool,
     stopwatch: Stopwatch,
 }
 
-impl<H> Tracked<H> {
+impl<H: Clone> Tracked<H> {
     /// A sequence that has generated nothing.
     pub fn new(sequence: &Sequence, hub: H) -> Self {
         let spec = sequence.request.spec();
+        let targets = || Targets::new(Arc::clone(&spec.prompt), spec.logprobs.unwrap_or(0).into());
         Self {
             hub,
             eos: Arc::clone(&spec.eos),
             max_new_tokens: spec.max_new_tokens,
+            targets: spec.score_prompt.then(targets),
             generated: 0,
             over: false,
             stopwatch: Stopwatch::new(sequence.submitted, sequence.resident),
         }
+    }
+
+    /// What a row with logits is: it scores the prompt, and what it selected is no part of the answer.
+    fn slice(&mut self, row: &mut RowOutput) -> Option<ScoredSlice<H>> {
+        let scores = row.finite && !row.logits.is_empty();
+        let targets = self.targets.as_mut().filter(|_| scores)?;
+        Some(targets.slice(row.request, self.hub.clone(), std::mem::take(&mut row.logits)))
     }
 
     /// The tokens of one row up to the end, if it comes; what the row has after it is discarded.
@@ -40,10 +52,6 @@ impl<H> Tracked<H> {
         if !row.finite {
             self.over = true;
             return (Vec::new(), Some(RowEnd::NonFinite));
-        }
-        // A row with logits scores the prompt: what it selected is no part of the answer.
-        if !row.logits.is_empty() {
-            return (Vec::new(), None);
         }
         let mut logprobs = std::mem::take(&mut row.logprobs).into_iter();
         let mut tokens = Vec::with_capacity(row.tokens.len());
@@ -70,13 +78,15 @@ impl<H> Tracked<H> {
     }
 }
 
-/// A step, understood: first for the planner, then one list of entries per hub.
+/// A step, understood: first for the planner, then one list of entries per hub and the logits to be scored.
 #[derive(Debug)]
 pub struct Digest<H> {
     /// For the planner.
     pub retired: Retired,
     /// For the sessions, in row order per hub.
     pub batches: Vec<(H, Vec<TokenEntry>)>,
+    /// For the scorer; `retired` names their requests.
+    pub slices: Vec<ScoredSlice<H>>,
 }
 
 /// The core.
@@ -114,24 +124,29 @@ impl<H: Clone + PartialEq> Sampler<H> {
 
     /// Reads a step's output, which was complete at `at`. Rows of a sequence that is over are an overrun and dropped.
     pub fn digest(&mut self, output: StepOutput, at: Duration) -> Digest<H> {
-        let mut retired =
-            Retired { step: output.step, progressed: Vec::new(), ended: Vec::new(), timing: output.timing };
-        let mut batches: Vec<(H, Vec<TokenEntry>)> = Vec::new();
+        let (step, timing) = (output.step, output.timing);
+        let mut retired = Retired { step, progressed: Vec::new(), ended: Vec::new(), scoring: Vec::new(), timing };
+        let (mut batches, mut slices) = (Vec::<(H, Vec<TokenEntry>)>::new(), Vec::new());
         for mut row in output.rows {
             let request = row.request;
             let Some(tracked) = self.tracked.get_mut(&request).filter(|t| !t.over) else { continue };
+            if let Some(slice) = tracked.slice(&mut row) {
+                retired.scoring.push(request);
+                slices.push(slice);
+                continue;
+            }
             let (tokens, end) = tracked.take(&mut row, at);
             if !tokens.is_empty() {
                 retired.progressed.push((request, tokens.len() as u32));
             }
             retired.ended.extend(end.map(|e| (request, e)));
-            let entry = TokenEntry { request, prompt_logits: row.logits, tokens, end: end.map(session_end) };
+            let entry = TokenEntry { request, prompt_scores: Vec::new(), tokens, end: end.map(session_end) };
             match batches.iter_mut().find(|(hub, _)| *hub == tracked.hub) {
                 Some((_, entries)) => entries.push(entry),
                 None => batches.push((tracked.hub.clone(), vec![entry])),
             }
         }
-        Digest { retired, batches }
+        Digest { retired, batches, slices }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The pure core of the sampler: what the selected tokens mean. It numbers them, finds the end-of-sequence token and the length
-//! end, takes each request's times, and groups news by session hub. Selection itself is arithmetic and happens in the backend.
+//! end, takes each request's times, groups news by session hub, and hands the logits of scored prompts on with the tokens that they
+//! predict. Selection itself is arithmetic and happens in the backend.
 
 mod core;
 mod stopwatch;

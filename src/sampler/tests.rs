@@ -10,8 +10,6 @@ use crate::backend::{RowOutput, Rule, StepOutput, StepTiming};
 use crate::planner::{RowEnd, Sequence};
 
 fn tracked(id: u64, max_new_tokens: usize, eos: &[u32], hub: char) -> (RequestId, Tracked<char>) {
-    let limits =
-        Limits { context: 99, max_prompt_tokens: 99, max_new_tokens: 99, vocab: 99, pages: 99, page_tokens: 16 };
     let spec = RequestSpec {
         prompt: Arc::from([1]),
         max_new_tokens,
@@ -24,6 +22,12 @@ fn tracked(id: u64, max_new_tokens: usize, eos: &[u32], hub: char) -> (RequestId
         score_prompt: false,
         dialect: Dialect::Native,
     };
+    tracked_spec(id, spec, hub)
+}
+
+fn tracked_spec(id: u64, spec: RequestSpec, hub: char) -> (RequestId, Tracked<char>) {
+    let limits =
+        Limits { context: 99, max_prompt_tokens: 99, max_new_tokens: 99, vocab: 99, pages: 99, page_tokens: 16 };
     let request = ValidRequest::new(RequestId(id), spec, &limits).unwrap();
     let (submitted, resident) = (Duration::from_micros(100), Duration::from_micros(150));
     (RequestId(id), Tracked::new(&Sequence { request, submitted, resident }, hub))
@@ -101,6 +105,40 @@ fn a_non_finite_row_ends_as_failed_without_a_token() {
     assert_eq!(entry.end, Some(SessionEnd::Failed(SessionFailure::NonFinite)));
     assert!(entry.tokens.is_empty() && digest.retired.progressed.is_empty());
     assert_eq!(digest.retired.ended, [(RequestId(1), RowEnd::NonFinite)]);
+}
+
+#[test]
+fn logits_of_a_scored_prompt_go_to_the_scorer_with_the_tokens_that_they_predict_and_to_nobody_else() {
+    let (id, _) = tracked(1, 9, &[], 'a');
+    let spec = RequestSpec {
+        prompt: Arc::from([5, 6, 7, 8]),
+        max_new_tokens: 9,
+        rule: Rule::Greedy,
+        adjust: None,
+        seed: 0,
+        choice: 0,
+        eos: Arc::from([]),
+        logprobs: Some(2),
+        score_prompt: true,
+        dialect: Dialect::Native,
+    };
+    let mut sampler = sampler([tracked_spec(1, spec, 'a')]);
+    let scoring = |positions: usize| RowOutput { logits: vec![vec![0.5; 9]; positions], ..row(1, &[3, 3]) };
+    for (step, positions, targets) in [(1, 2, vec![6, 7]), (2, 1, vec![8])] {
+        let digest = sampler.digest(output(step, vec![scoring(positions)]), at(step));
+        assert!(digest.batches.is_empty() && digest.retired.progressed.is_empty() && digest.retired.ended.is_empty());
+        assert_eq!(digest.retired.scoring, [id]);
+        let slice = &digest.slices[0];
+        assert_eq!((slice.request, slice.hub, slice.top, slice.positions() as usize), (id, 'a', 2, positions));
+        assert_eq!(slice.targets, targets);
+    }
+    let digest = sampler.digest(output(3, vec![row(1, &[4])]), at(3));
+    assert_eq!((digest.batches[0].1[0].tokens[0].index, digest.slices.len()), (0, 0));
+    let bad = RowOutput { finite: false, ..scoring(1) };
+    let digest = sampler.digest(output(4, vec![bad]), at(4));
+    assert!(digest.slices.is_empty() && digest.retired.scoring.is_empty());
+    assert_eq!(digest.retired.ended, [(id, RowEnd::NonFinite)]);
+    assert!(sampler.digest(output(5, vec![scoring(1)]), at(5)).slices.is_empty(), "the sequence is over");
 }
 
 #[test]

@@ -48,6 +48,11 @@ pub fn spec(prompt: &[u32], max_new_tokens: usize) -> RequestSpec {
     }
 }
 
+/// The same with its prompt scored, one alternative a token.
+pub fn scored(prompt: &[u32], max_new_tokens: usize) -> RequestSpec {
+    RequestSpec { score_prompt: true, logprobs: Some(1), ..spec(prompt, max_new_tokens) }
+}
+
 /// A prompt of `len` tokens that differs with `salt`.
 pub fn prompt(len: usize, salt: u32) -> Vec<u32> {
     (0..len as u32).map(|i| (i * 7 + salt * 131) % fake::VOCAB as u32).collect()

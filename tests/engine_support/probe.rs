@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use actix::{Actor, Addr, Context, Handler, Recipient};
 use crucible::actors::session::messages::{GeneratedToken, SessionEnd, TokenBatch};
 use crucible::admission::RequestId;
+use crucible::backend::TokenLogprobs;
 
 /// What one session got.
 #[derive(Clone, Debug, Default)]
 pub struct Got {
+    pub scores: Vec<TokenLogprobs>,
     pub tokens: Vec<GeneratedToken>,
     pub end: Option<SessionEnd>,
 }
@@ -48,6 +50,8 @@ impl Handler<TokenBatch> for Collector {
             for token in &entry.tokens {
                 assert_eq!(token.index as usize, got.tokens.len() + token_offset(&entry.tokens, token), "in order");
             }
+            assert!(entry.prompt_scores.is_empty() || got.tokens.is_empty(), "scores come before every token");
+            got.scores.extend(entry.prompt_scores);
             got.tokens.extend(entry.tokens);
             got.end = entry.end;
         }

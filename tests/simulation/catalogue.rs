@@ -6,10 +6,12 @@ use std::sync::{Arc, OnceLock};
 
 use crucible::actors::session::messages::GeneratedToken;
 use crucible::admission::RequestId;
+use crucible::arith::select::token_logprobs;
 use crucible::backend::cpu::{CpuBackend, CpuConfig, Isa};
 use crucible::backend::driver::Driver;
 use crucible::backend::{
-    AttentionVariant, HostLogits, Input, LogprobsWanted, Row, Rule, SamplingRow, SlotBinding, Start, Want,
+    AttentionVariant, HostLogits, Input, LogprobsWanted, Row, RowOutput, Rule, SamplingRow, SlotBinding, Start,
+    TokenLogprobs, Want,
 };
 use crucible::model::load::{self, LoadedModel, ModelSource};
 use crucible::model::tokenizer::Tokenizer;
@@ -36,6 +38,8 @@ pub struct Kind {
     pub rule: Rule,
     pub seed: u64,
     pub logprobs: LogprobsWanted,
+    /// Where its prompt is scored: the scores of its tokens but the first.
+    pub scores: Option<Vec<TokenLogprobs>>,
     /// `[choice]`: the tokens that it gets alone.
     pub alone: Vec<Vec<GeneratedToken>>,
 }
@@ -108,9 +112,13 @@ fn kind(random: &mut Seeded, alone: &mut Alone) -> Kind {
         max_new_tokens: 1 + random.below(LONGEST_ANSWER),
         rule,
         seed: random.bits(),
-        logprobs: [None, None, Some(3)][random.below(3)],
+        logprobs: [None, Some(0), Some(3)][random.below(3)],
+        scores: None,
         alone: Vec::new(),
     };
+    if kind.logprobs.is_some() && kind.prompt.len() > 1 && random.below(3) > 0 {
+        kind.scores = Some(alone.scores(&kind));
+    }
     kind.alone = (0..CHOICES as u32).map(|choice| alone.run(&kind, choice)).collect();
     kind
 }
@@ -122,30 +130,51 @@ struct Alone {
 }
 
 impl Alone {
-    fn run(&mut self, kind: &Kind, choice: u32) -> Vec<GeneratedToken> {
+    /// A fresh sequence in the only slot.
+    fn binding(&mut self) -> SlotBinding {
         self.runs += 1;
-        let request = RequestId(self.runs);
         let pages = (0..(CONTEXT / PAGE) as u32).collect();
-        let mut bindings = vec![SlotBinding { slot: 0, request, pages, adjust: None }];
-        let mut prompt = kind.prompt.to_vec();
+        SlotBinding { slot: 0, request: RequestId(self.runs), pages, adjust: None }
+    }
+
+    fn step(&mut self, bindings: Vec<SlotBinding>, row: Row, tokens: Vec<u32>) -> RowOutput {
+        let output = self.driver.run(bindings, vec![row], tokens).expect("a step alone");
+        output.rows.into_iter().next().expect("a row")
+    }
+
+    /// The row of a whole prompt.
+    fn row(&self, kind: &Kind, choice: u32) -> Row {
+        Row {
+            request: RequestId(self.runs),
+            slot: 0,
+            start: Start::Host(0),
+            len: kind.prompt.len() as u32,
+            input: Input::Tokens,
+            want: Want::Last,
+            sampling: SamplingRow { rule: kind.rule, seed: kind.seed, token_index: 0, choice },
+            logprobs: kind.logprobs,
+            host_logits: HostLogits::No,
+        }
+    }
+
+    fn run(&mut self, kind: &Kind, choice: u32) -> Vec<GeneratedToken> {
+        let (mut bindings, mut prompt) = (vec![self.binding()], kind.prompt.to_vec());
+        let mut row = self.row(kind, choice);
         let token = |index: u32| {
-            let first = index == 0;
-            let row = Row {
-                request,
-                slot: 0,
-                start: if first { Start::Host(0) } else { Start::Device },
-                len: if first { prompt.len() as u32 } else { 1 },
-                input: if first { Input::Tokens } else { Input::DeviceLast },
-                want: Want::Last,
-                sampling: SamplingRow { rule: kind.rule, seed: kind.seed, token_index: index, choice },
-                logprobs: kind.logprobs,
-                host_logits: HostLogits::No,
-            };
-            let tokens = if first { std::mem::take(&mut prompt) } else { Vec::new() };
-            let output = self.driver.run(std::mem::take(&mut bindings), vec![row], tokens).expect("a step alone");
-            let row = output.rows.into_iter().next().expect("a row");
-            GeneratedToken { id: row.tokens[0], index, logprobs: row.logprobs.into_iter().next() }
+            row.sampling.token_index = index;
+            let selected = self.step(std::mem::take(&mut bindings), row.clone(), std::mem::take(&mut prompt));
+            (row.start, row.len, row.input) = (Start::Device, 1, Input::DeviceLast);
+            GeneratedToken { id: selected.tokens[0], index, logprobs: selected.logprobs.into_iter().next() }
         };
         (0..kind.max_new_tokens as u32).map(token).collect()
+    }
+
+    /// What the prompt's tokens but the first score, from the logits of the whole prompt in one pass.
+    fn scores(&mut self, kind: &Kind) -> Vec<TokenLogprobs> {
+        let bindings = vec![self.binding()];
+        let row = Row { want: Want::All, logprobs: None, host_logits: HostLogits::Yes, ..self.row(kind, 0) };
+        let logits = self.step(bindings, row, kind.prompt.to_vec()).logits;
+        let top = kind.logprobs.unwrap_or(0).into();
+        logits.iter().zip(&kind.prompt[1..]).map(|(logits, &id)| token_logprobs(logits, id, top)).collect()
     }
 }

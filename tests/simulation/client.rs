@@ -6,6 +6,7 @@ use crucible::actors::session::messages::TokenEntry;
 use crucible::actors::session::output::{FrameReceiver, Outcome, Output, SlowReader};
 use crucible::actors::session::{SessionCore, SessionEffect};
 use crucible::admission::{Dialect, RequestId, RequestSpec};
+use crucible::backend::TokenLogprobs;
 use crucible::model::tokenizer::{SpecialText, Tokenizer};
 use crucible::protocol::choice::{Answer, ChoiceDecoder, ChoiceEnd, Delta, FinishReason};
 use crucible::protocol::errors::{ApiError, Code};
@@ -70,6 +71,8 @@ pub struct Client {
     session: SessionCore,
     body: Body,
     expected: Vec<Expected>,
+    /// `[choice]`: scores of the prompt that came.
+    scored: Vec<usize>,
     gone: bool,
 }
 
@@ -97,7 +100,7 @@ impl Ask {
             choice,
             eos: self.eos.into_iter().collect(),
             logprobs: self.kind.logprobs,
-            score_prompt: false,
+            score_prompt: self.kind.scores.is_some(),
             dialect: Dialect::ALL[choice as usize],
         };
         (0..self.choices as u32).map(spec).collect()
@@ -150,7 +153,8 @@ impl Client {
         let mut session = SessionCore::new(choices, output, ask.kind.prompt.len());
         session.open(effects);
         let expected = (0..ask.choices).map(|choice| ask.expected(choice, tokenizer)).collect();
-        Self { ask, ids, session, body, expected, gone: false }
+        let scored = vec![0; ask.choices];
+        Self { ask, ids, session, body, expected, scored, gone: false }
     }
 
     /// What the choice under `id` must be.
@@ -182,11 +186,17 @@ impl Client {
         self.gone = true;
     }
 
-    /// The session gets mail. Every token is compared with the solo run, bit for bit, before it is used.
+    /// The session gets mail. Every score and every token is compared with the solo run, bit for bit, before it is used; no token comes
+    /// before the last score.
     pub fn receive(&mut self, news: News, effects: &mut Vec<SessionEffect>) {
         match news {
             News::Entry(entry) => {
-                let alone = &self.ask.kind.alone[self.choice_of(entry.request)];
+                let (choice, kind) = (self.choice_of(entry.request), self.ask.kind);
+                let (alone, scores) = (&kind.alone[choice], kind.scores.as_deref().unwrap_or_default());
+                let begin = self.scored[choice];
+                self.scored[choice] += entry.prompt_scores.len();
+                assert_eq!(entry.prompt_scores, scores[begin..self.scored[choice]], "I8: {} is scored", entry.request);
+                assert!(entry.tokens.is_empty() || self.scored[choice] == scores.len(), "every score comes first");
                 for token in &entry.tokens {
                     assert_eq!(token, &alone[token.index as usize], "I8: {} gets what it gets alone", entry.request);
                 }
@@ -227,7 +237,9 @@ impl Client {
             Body::Whole(outcome) => match outcome.try_recv().expect("a whole answer or a failure") {
                 Ok(body) => {
                     let tokens: usize = self.expected.iter().map(|e| e.tokens).sum();
-                    assert_eq!(body, said(self.expected.iter().map(one), self.ask.kind.prompt.len(), tokens), "I7");
+                    let scores = self.ask.kind.scores.as_deref().unwrap_or_default();
+                    let answers = self.expected.iter().map(|expected| one(expected, scores));
+                    assert_eq!(body, said(answers, self.ask.kind.prompt.len(), tokens), "I7");
                     Verdict::Answered
                 }
                 Err(error) => {
@@ -246,13 +258,14 @@ fn said(answers: impl Iterator<Item = Value>, prompt_tokens: usize, tokens: usiz
     json!({"answers": answers.collect::<Vec<_>>(), "usage": [prompt_tokens, tokens]})
 }
 
-fn one(expected: &Expected) -> Value {
-    json!([expected.text, format!("{:?}", expected.reason), expected.tokens])
+/// Debug text tells floats apart to the last bit.
+fn one(expected: &Expected, scores: &[TokenLogprobs]) -> Value {
+    json!([expected.text, format!("{:?}", expected.reason), expected.tokens, format!("{scores:?}")])
 }
 
 impl Format for Answers {
     fn whole(&self, answers: &[Answer], usage: Usage) -> Value {
-        let one = |a: &Answer| json!([a.text, format!("{:?}", a.reason), a.tokens.len()]);
+        let one = |a: &Answer| json!([a.text, format!("{:?}", a.reason), a.tokens.len(), format!("{:?}", a.prompt)]);
         said(answers.iter().map(one), usage.prompt_tokens, usage.completion_tokens)
     }
 

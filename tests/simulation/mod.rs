@@ -4,6 +4,7 @@
 pub mod catalogue;
 pub mod client;
 pub mod device;
+pub mod mail;
 #[path = "../../src/planner/seeded.rs"]
 #[allow(dead_code)]
 pub mod seeded;

@@ -8,53 +8,19 @@ use std::time::Duration;
 use crucible::actors::session::SessionEffect;
 use crucible::actors::session::messages::{SessionEnd, SessionFailure, TokenEntry};
 use crucible::admission::{
-    Account, Admission, Arrival, Effect, Ended, Limits, Outcome, QueuePermits, RequestId, StepCounters, Timing,
-    ValidRequest,
+    Account, Admission, Arrival, Effect, Ended, Limits, Outcome, QueuePermits, RequestId, ValidRequest,
 };
-use crucible::backend::{AttentionVariant, StepOutput};
-use crucible::pages::{PageHome, PageLease, Pool, ReturnedPages};
-use crucible::planner::{Cause, PlannedStep, Planner, PlannerConfig, Retired, Sequence};
+use crucible::backend::AttentionVariant;
+use crucible::pages::{PageHome, Pool};
+use crucible::planner::{Cause, PlannedStep, Planner, PlannerConfig};
 use crucible::sampler::{Sampler, Tracked};
+use crucible::scorer::ScoredSlice;
 
 use super::catalogue::{self, CONTEXT, Catalogue, PAGE};
 use super::client::{Ask, Client, News, Verdict};
-use super::device::{Device, bad_from};
+use super::device::{Device, bad_from, logit_rows};
+use super::mail::{ToAdmission, ToPages, ToPlanner, ToSampler};
 use super::seeded::Seeded;
-
-/// Mail for Admission.
-enum ToAdmission {
-    Submit(Arrival<usize>),
-    Cancel(RequestId),
-    StopHit(RequestId, u32),
-    Reserved(PageLease),
-    Insufficient(RequestId),
-    PagesFreed(RequestId),
-    RequestEnded(RequestId, Ended),
-    Measured(RequestId, Timing),
-    Progressed(Box<StepCounters>, u32),
-    Drain,
-    DrainDeadline,
-    EngineFailed,
-}
-
-enum ToPages {
-    Reserve(RequestId, usize),
-    Release(ReturnedPages),
-}
-
-enum ToPlanner {
-    Enqueue(Sequence, PageLease, usize),
-    Settled,
-    CancelResident(RequestId, Cause),
-    StepRetired(Retired),
-    Close,
-}
-
-enum ToSampler {
-    Track(RequestId, Tracked<usize>),
-    StepCompleted(StepOutput),
-    Forget(RequestId, u32),
-}
 
 /// What happened to the requests of a history.
 #[derive(Default)]
@@ -69,6 +35,8 @@ pub struct Tally {
     pub verdicts: [u64; 4],
     /// Sequences that the engine ended at a stop string.
     pub stops: u64,
+    /// Positions of prompts that the scorer scored.
+    pub scored: u64,
     finished_samples: u64,
 }
 
@@ -79,6 +47,8 @@ pub struct World {
     now: u64,
     catalogue: &'static Catalogue,
     limits: Limits,
+    /// Rows of logits that may exist.
+    logit_rows: usize,
     permits: QueuePermits,
     admission: Admission<usize>,
     pool: Pool,
@@ -91,6 +61,7 @@ pub struct World {
     to_planner: VecDeque<ToPlanner>,
     to_executor: VecDeque<PlannedStep>,
     to_sampler: VecDeque<ToSampler>,
+    to_scorer: VecDeque<ScoredSlice<usize>>,
     to_hubs: [VecDeque<Vec<TokenEntry>>; 2],
     /// `[client]`.
     to_sessions: Vec<VecDeque<News>>,
@@ -123,7 +94,7 @@ impl World {
             chunk_cap: [7, 16, usize::MAX][random.below(3)],
             max_requests: [1, 2, 64][random.below(3)],
             max_step_tokens: 128,
-            scored_positions: 64,
+            scored_positions: [1, 10, 64][random.below(3)],
         };
         let limits = Limits {
             context: CONTEXT,
@@ -146,6 +117,7 @@ impl World {
             pool: Pool::new(pages),
             home: Arc::new(move |back| mail.lock().unwrap().push_back(ToPages::Release(back))),
             device: Device::new(catalogue.backend(AttentionVariant::Auto, pages, slots, planner.max_step_tokens), seed),
+            logit_rows: planner.scored_positions,
             planner: Planner::new(planner),
             sampler: Sampler::default(),
             to_admission: VecDeque::new(),
@@ -153,6 +125,7 @@ impl World {
             to_planner: VecDeque::new(),
             to_executor: VecDeque::new(),
             to_sampler: VecDeque::new(),
+            to_scorer: VecDeque::new(),
             to_hubs: Default::default(),
             to_sessions: Vec::new(),
             clients: Vec::new(),
@@ -254,6 +227,7 @@ impl World {
             !self.to_hubs[1].is_empty(),
             !sessions.is_empty(),
             self.device.is_busy() && !self.closed,
+            !self.to_scorer.is_empty(),
         ];
         let choices: Vec<_> = (0..ready.len()).filter(|&i| ready[i]).collect();
         if choices.is_empty() {
@@ -272,11 +246,13 @@ impl World {
                 let client = sessions[self.random.below(sessions.len())];
                 self.run_session(client);
             }
-            _ => {
+            8 => {
                 let output = self.device.complete();
                 self.to_sampler.push_back(ToSampler::StepCompleted(output));
             }
+            _ => self.run_scorer(),
         }
+        self.check_logits();
         true
     }
 
@@ -319,7 +295,7 @@ impl World {
                 self.tally.rejected_late += u64::from(matches!(failure, SessionFailure::Draining));
                 let entry = TokenEntry {
                     request,
-                    prompt_logits: Vec::new(),
+                    prompt_scores: Vec::new(),
                     tokens: Vec::new(),
                     end: Some(SessionEnd::Failed(failure)),
                 };
@@ -366,6 +342,7 @@ impl World {
                 launch = false;
             }
             ToPlanner::StepRetired(retired) => self.planner.retire(&retired),
+            ToPlanner::Scored(request, positions) => self.planner.scored(request, positions),
             ToPlanner::Close => self.planner.fail(),
         }
         while let Some(planned) = if launch { self.planner.plan() } else { None } {
@@ -401,6 +378,7 @@ impl World {
                 for (hub, entries) in digest.batches {
                     self.to_hubs[hub].push_back(entries);
                 }
+                self.to_scorer.extend(digest.slices);
             }
             ToSampler::Forget(request, generated) => {
                 if let Some(timing) = self.sampler.forget(request, generated) {
@@ -408,6 +386,30 @@ impl World {
                 }
             }
         }
+    }
+
+    fn run_scorer(&mut self) {
+        let slice = self.to_scorer.pop_front().expect("mail");
+        let (request, positions) = (slice.request, slice.positions());
+        self.tally.scored += u64::from(positions);
+        let (hub, entry) = slice.score();
+        self.to_hubs[hub].push_back(vec![entry]);
+        self.to_planner.push_back(ToPlanner::Scored(request, positions));
+    }
+
+    /// Logits exist from the device to the scorer, and never more of them than there is room for.
+    fn check_logits(&self) {
+        let digested = |mail: &ToSampler| match mail {
+            ToSampler::StepCompleted(output) => output.rows.iter().map(|r| r.logits.len()).sum(),
+            _ => 0,
+        };
+        let planned = |planned: &PlannedStep| logit_rows(&planned.step);
+        let waiting: usize = self.to_scorer.iter().map(|slice| slice.logits.len()).sum();
+        let rows = self.to_executor.iter().map(planned).sum::<usize>()
+            + self.device.logit_rows()
+            + self.to_sampler.iter().map(digested).sum::<usize>()
+            + waiting;
+        assert!(rows <= self.logit_rows, "{rows} rows of logits, room for {}", self.logit_rows);
     }
 
     fn run_hub(&mut self, hub: usize) {
@@ -459,6 +461,7 @@ impl World {
         let account = self.admission.account();
         assert_eq!((account.live(), self.planner.residents(), self.sampler.len()), (0, 0, 0), "{account:?}");
         assert_eq!((self.pool.free(), self.permits.held()), (self.pool.total(), 0), "every page and permit is back");
+        assert_eq!(self.planner.unscored(), 0, "every credit for logits is back");
         let ended: u64 = Outcome::ALL.iter().map(|&o| account.ended_as(o)).sum();
         let arrived = account.accepted + account.refused_draining;
         assert_eq!((account.accepted, arrived), (ended, self.submitted.len() as u64), "I2");

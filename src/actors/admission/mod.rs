@@ -55,7 +55,7 @@ impl AdmissionActor {
             Effect::Reject { request, hub, failure } => {
                 let entry = TokenEntry {
                     request,
-                    prompt_logits: Vec::new(),
+                    prompt_scores: Vec::new(),
                     tokens: Vec::new(),
                     end: Some(SessionEnd::Failed(failure)),
                 };

@@ -39,6 +39,17 @@ pub struct CancelResident {
 #[rtype(result = "()")]
 pub struct StepRetired(pub Retired);
 
+/// A slice of a prompt is scored: its scores are in the mail of its session's hub, and its logits are gone. Once for every slice that
+/// `Retired::scoring` named, also when the request has ended.
+#[derive(Message, Clone, Copy, Debug)]
+#[rtype(result = "()")]
+pub struct Scored {
+    /// Whose.
+    pub request: RequestId,
+    /// Positions of the slice.
+    pub positions: u32,
+}
+
 /// The engine is dead: let every resident go and plan nothing more.
 #[derive(Message, Clone, Copy, Debug)]
 #[rtype(result = "()")]

@@ -4,7 +4,7 @@ pub mod messages;
 
 use actix::{Actor, Addr, Context, Handler};
 
-use self::messages::{CancelResident, Close, Enqueue, Settled, StepRetired};
+use self::messages::{CancelResident, Close, Enqueue, Scored, Settled, StepRetired};
 use super::admission::AdmissionActor;
 use super::admission::messages::{Progressed, RequestEnded};
 use super::clock::Clock;
@@ -88,6 +88,14 @@ impl Handler<StepRetired> for PlannerActor {
         self.core.retire(&retired);
         self.launch();
         self.let_go();
+    }
+}
+
+impl Handler<Scored> for PlannerActor {
+    type Result = ();
+    fn handle(&mut self, Scored { request, positions }: Scored, _: &mut Self::Context) {
+        self.core.scored(request, positions);
+        self.launch();
     }
 }
 

@@ -1,5 +1,5 @@
-//! The sampler's actor. The planner hears of a step before the sessions do, and the sessions are told after the next step is
-//! launched: waking HTTP workers costs more than the whole ring, and the device must not wait for it.
+//! The sampler's actor. The planner hears of a step before the sessions and the scorer do, and these are told after the next step is
+//! launched: waking other threads costs more than the whole ring, and the device must not wait for it.
 
 pub mod messages;
 
@@ -12,6 +12,8 @@ use super::admission::messages::Measured;
 use super::admission::{AdmissionActor, Hub};
 use super::planner::PlannerActor;
 use super::planner::messages::StepRetired;
+use super::scorer::ScorerActor;
+use super::scorer::messages::Score;
 use super::session::messages::TokenBatch;
 use crate::sampler::Sampler;
 
@@ -20,7 +22,14 @@ pub struct SamplerActor {
     pub(super) core: Sampler<Hub>,
     pub(super) planner: Addr<PlannerActor>,
     pub(super) admission: Addr<AdmissionActor>,
-    pub(super) outbox: VecDeque<(Hub, TokenBatch)>,
+    pub(super) scorer: Addr<ScorerActor>,
+    pub(super) outbox: VecDeque<Outgoing>,
+}
+
+/// What waits until the next step is launched.
+pub(super) enum Outgoing {
+    Batch(Hub, TokenBatch),
+    Score(Score),
 }
 
 impl Actor for SamplerActor {
@@ -29,8 +38,11 @@ impl Actor for SamplerActor {
 
 impl SamplerActor {
     fn deliver(&mut self) {
-        for (hub, batch) in self.outbox.drain(..) {
-            hub.do_send(batch);
+        for outgoing in self.outbox.drain(..) {
+            match outgoing {
+                Outgoing::Batch(hub, batch) => hub.do_send(batch),
+                Outgoing::Score(score) => self.scorer.do_send(score),
+            }
         }
     }
 }
@@ -49,7 +61,9 @@ impl Handler<StepCompleted> for SamplerActor {
         crate::faults::panics(crate::faults::Point::Sampler);
         let digest = self.core.digest(output, at);
         self.planner.do_send(StepRetired(digest.retired));
-        self.outbox.extend(digest.batches.into_iter().map(|(hub, entries)| (hub, TokenBatch { entries })));
+        let batches = digest.batches.into_iter().map(|(hub, entries)| Outgoing::Batch(hub, TokenBatch { entries }));
+        let slices = digest.slices.into_iter().map(|slice| Outgoing::Score(Score(slice)));
+        self.outbox.extend(batches.chain(slices));
         if !self.outbox.is_empty() {
             let after_the_launch = tokio::task::yield_now().into_actor(self);
             ctx.spawn(after_the_launch.map(|(), actor, _| actor.deliver()));

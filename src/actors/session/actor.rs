@@ -15,7 +15,6 @@ use crate::actors::topology::EngineHandle;
 use crate::admission::{Dialect, RequestId, RequestSpec, ValidRequest};
 use crate::protocol::choice::ChoiceDecoder;
 use crate::protocol::errors::{ApiError, Code};
-use crate::protocol::score::PromptScore;
 
 /// News of one of the session's sequences.
 #[derive(Message)]
@@ -97,12 +96,7 @@ pub fn launch(
     fits_the_queue(engine, requests.len())?;
     let permits = engine.try_permits(requests.len());
     let permits = permits.ok_or_else(|| ApiError::queue_full(engine.permits().limit()))?;
-    let decoder = |(request, decoder): (&ValidRequest, ChoiceDecoder)| {
-        let spec = request.spec();
-        let score = || PromptScore::new(Arc::clone(&spec.prompt), spec.logprobs.unwrap_or(0).into());
-        (request.id(), decoder.scoring(spec.score_prompt.then(score)))
-    };
-    let choices = requests.iter().zip(decoders).map(decoder);
+    let choices = requests.iter().map(ValidRequest::id).zip(decoders);
     let now = Instant::now();
     let session = Session {
         name: plan.name,

@@ -124,9 +124,8 @@ impl SessionCore {
 
     fn take(&mut self, entry: TokenEntry, effects: &mut Vec<SessionEffect>) -> Result<(), SlowReader> {
         let Some(at) = self.choices.iter().position(|c| c.request == entry.request && c.live) else { return Ok(()) };
-        if !entry.prompt_logits.is_empty() {
-            let scores = self.choices[at].decoder.score(&entry.prompt_logits);
-            self.output.prompt(at, scores)?;
+        if !entry.prompt_scores.is_empty() {
+            self.output.prompt(at, entry.prompt_scores)?;
         }
         for token in entry.tokens {
             let token_index = token.index;

@@ -1,4 +1,5 @@
-//! What the engine tells the sessions. One `TokenBatch` per HTTP worker and step; the worker's hub hands entries to its sessions.
+//! What the engine tells the sessions. One `TokenBatch` per HTTP worker and step, and one per scored slice of a prompt; the worker's
+//! hub hands entries to its sessions.
 
 use std::sync::Arc;
 
@@ -51,15 +52,15 @@ pub enum SessionFailure {
 pub struct TokenEntry {
     /// Whose.
     pub request: RequestId,
-    /// Logits `[positions][vocab]` of the next positions of a prompt that is scored, before any token.
-    pub prompt_logits: Vec<Vec<f32>>,
+    /// Scores of the next tokens of a prompt that is scored, before any generated token.
+    pub prompt_scores: Vec<TokenLogprobs>,
     /// New tokens in order; may be empty with an end.
     pub tokens: Vec<GeneratedToken>,
     /// Present once, last.
     pub end: Option<SessionEnd>,
 }
 
-/// All news of one step for one HTTP worker.
+/// All news of one step, or of one scored slice, for one HTTP worker.
 #[derive(Clone, Debug, Message)]
 #[rtype(result = "()")]
 pub struct TokenBatch {

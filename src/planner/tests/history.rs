@@ -1,6 +1,7 @@
 //! 100,000 seeded events against a naive model. After every plan: budgets, request limit and chunk cap hold, every active
 //! sequence decodes, no ended row is in it (I6), slices are consecutive, nobody waits longer than the queue was long (fairness),
-//! and no page is in two live page tables (I4). After every step: who leaves, and how.
+//! no page is in two live page tables (I4), and no more rows of logits exist than there is room for. After every step: who leaves,
+//! and how.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 
@@ -11,6 +12,7 @@ use crate::planner::seeded::Seeded;
 /// What a naive observer knows of one resident.
 struct Known {
     prompt: usize,
+    scored: bool,
     max_new_tokens: usize,
     prompt_planned: usize,
     tokens_planned: usize,
@@ -28,6 +30,11 @@ impl Known {
         self.ended.is_none() && self.prompt_planned < self.prompt
     }
 
+    /// Whether its next slice is for the scorer: the last position never is.
+    fn scores_next(&self) -> bool {
+        self.scored && self.prompt_planned + 1 < self.prompt
+    }
+
     fn end(&mut self, outcome: Outcome, generated: usize) {
         self.ended.get_or_insert(Ended { outcome, generated: generated as u32 });
     }
@@ -41,6 +48,10 @@ struct History {
     returned: Arc<std::sync::Mutex<Vec<crate::pages::ReturnedPages>>>,
     known: BTreeMap<RequestId, Known>,
     in_flight: VecDeque<Step>,
+    /// Logits that exist or will: positions planned and not scored.
+    logits: BTreeMap<RequestId, usize>,
+    /// Whose logits the scorer has.
+    at_scorer: Vec<RequestId>,
     next_id: u64,
     departed: [usize; 3],
 }
@@ -55,7 +66,7 @@ impl History {
             chunk_cap: [1, 7, 16, 37, usize::MAX][random.below(5)],
             max_requests: [1, 2, 3, 64][random.below(4)],
             max_step_tokens: 9 + random.below(90),
-            scored_positions: 64,
+            scored_positions: 1 + random.below(70),
         };
         Self {
             random,
@@ -65,6 +76,8 @@ impl History {
             returned: Arc::default(),
             known: BTreeMap::new(),
             in_flight: VecDeque::new(),
+            logits: BTreeMap::new(),
+            at_scorer: Vec::new(),
             next_id: 1,
             departed: [0; 3],
         }
@@ -74,12 +87,21 @@ impl History {
         self.known.values().filter(|k| k.wants_prefill()).count()
     }
 
+    /// Prompts that can go on now: none waits for the scorer with its own logits, or for room for them.
+    fn ready(&self) -> HashSet<RequestId> {
+        let room = self.logits.values().sum::<usize>() < self.config.scored_positions;
+        let can = |(id, k): &(&RequestId, &Known)| !self.logits.contains_key(id) && (room || !k.scores_next());
+        self.known.iter().filter(|(_, k)| k.wants_prefill()).filter(can).map(|(&id, _)| id).collect()
+    }
+
     fn enqueue(&mut self) {
         if self.known.len() >= self.config.slots {
             return;
         }
         let (prompt, max_new_tokens) = (1 + self.random.below(120), 1 + self.random.below(12));
-        let sequence = sequence(self.next_id, prompt, max_new_tokens);
+        let scored = self.random.below(3) == 0;
+        let spec = RequestSpec { score_prompt: scored, ..spec(self.next_id, prompt, max_new_tokens) };
+        let sequence = sequence_of(self.next_id, spec);
         self.next_id += 1;
         let sink = Arc::clone(&self.returned);
         let home: PageHome = Arc::new(move |back| sink.lock().unwrap().push(back));
@@ -87,6 +109,7 @@ impl History {
         let lease = self.pool.reserve(id, sequence.request.pages(), home).unwrap();
         let known = Known {
             prompt,
+            scored,
             max_new_tokens,
             prompt_planned: 0,
             tokens_planned: 0,
@@ -123,12 +146,10 @@ impl History {
             .filter(|(_, k)| k.ended.is_none() && k.prompt_planned == k.prompt && k.tokens_planned < k.max_new_tokens)
             .map(|(&id, _)| id)
             .collect();
-        let pending = self.pending();
+        let ready = self.ready();
         let Some(PlannedStep { step, dialects }) = self.planner.plan() else {
-            assert!(
-                !self.in_flight.is_empty() || (decodes.is_empty() && pending == 0),
-                "an idle device and work to do"
-            );
+            let nothing_to_do = decodes.is_empty() && ready.is_empty();
+            assert!(!self.in_flight.is_empty() || nothing_to_do, "an idle device and work to do");
             return;
         };
         assert!(self.in_flight.len() < STEPS_IN_FLIGHT && dialects.len() == step.rows.len());
@@ -149,10 +170,19 @@ impl History {
                     known.prompt_planned += row.len as usize;
                     prompt_tokens += row.len as usize;
                     assert!(requests.insert(row.request), "one slice per request");
+                    assert!(ready.contains(&row.request), "its last slice is not scored");
                     known.patience = usize::MAX;
                 }
             }
-            assert_eq!(row.want == Want::Last, known.prompt_planned == known.prompt);
+            let want = match known.prompt_planned == known.prompt {
+                true => Want::Last,
+                false if known.scored => Want::All,
+                false => Want::None,
+            };
+            assert_eq!(row.want, want);
+            if row.want == Want::All {
+                self.logits.insert(row.request, row.len as usize);
+            }
             if row.want == Want::Last {
                 assert_eq!(row.sampling.token_index as usize, known.tokens_planned);
                 known.tokens_planned += 1;
@@ -163,16 +193,21 @@ impl History {
         assert!(decodes.is_empty(), "every active sequence decodes in every step");
         assert_eq!(step.tokens.len(), prompt_tokens);
         assert!(prompt_tokens <= self.config.token_budget && requests.len() <= self.config.max_requests);
-        assert_eq!(pending > 0, prompt_tokens > 0, "a waiting prompt always advances");
-        self.check_fairness();
+        assert_eq!(ready.is_empty(), prompt_tokens == 0, "a prompt that can go on does");
+        assert!(
+            self.logits.values().sum::<usize>() <= self.config.scored_positions,
+            "more logits than there is room for"
+        );
+        self.check_fairness(&ready);
         self.in_flight.push_back(step);
     }
 
-    /// Who had a slice queues again behind the others; everybody else has waited one plan more.
-    fn check_fairness(&mut self) {
+    /// Who had a slice queues again behind the others; everybody else who was ready has waited one plan more.
+    fn check_fairness(&mut self, ready: &HashSet<RequestId>) {
         let pending = self.pending();
         for (id, known) in self.known.iter_mut().filter(|(_, k)| k.wants_prefill()) {
-            known.patience = if known.patience == usize::MAX { pending } else { known.patience - 1 };
+            let waited = usize::from(ready.contains(id));
+            known.patience = if known.patience == usize::MAX { pending } else { known.patience - waited };
             assert!(known.patience > 0, "{id} waited for more plans than prompts were queued before it");
         }
     }
@@ -196,13 +231,19 @@ impl History {
             known.in_flight -= 1;
             // The sampler does not know of ends from outside and reports what it sees; after its own ends it is silent.
             let silent = known.ended.is_some() && self.random.below(2) == 0;
-            if row.want == Want::None || silent {
-                continue;
+            let bad = row.want != Want::None && !silent && self.random.below(40) == 0;
+            if row.want == Want::All && (silent || bad) {
+                self.logits.remove(&row.request);
+            } else if row.want == Want::All {
+                self.at_scorer.push(row.request);
+                retired.scoring.push(row.request);
             }
-            if self.random.below(40) == 0 {
+            if bad {
                 retired.ended.push((row.request, RowEnd::NonFinite));
                 let tokens = known.tokens_known;
                 known.end(Outcome::Failed, tokens);
+            }
+            if row.want != Want::Last || silent || bad {
                 continue;
             }
             retired.progressed.push((row.request, 1));
@@ -234,14 +275,26 @@ impl History {
         assert_eq!(self.planner.residents(), self.known.len());
     }
 
+    /// The scorer is done with some slice.
+    fn score(&mut self) {
+        if self.at_scorer.is_empty() {
+            return;
+        }
+        let request = self.at_scorer.swap_remove(self.random.below(self.at_scorer.len()));
+        let positions = self.logits.remove(&request).expect("scored once");
+        self.planner.scored(request, positions as u32);
+    }
+
     fn step(&mut self) {
-        match self.random.below(8) {
+        match self.random.below(9) {
+            8 => self.score(),
             0 | 1 => self.enqueue(),
             2 if self.random.below(3) == 0 => self.cancel(),
             2..=4 => self.retire(),
             _ => self.plan(),
         }
         self.depart();
+        assert_eq!(self.planner.unscored(), self.logits.values().sum::<usize>(), "every credit comes back once");
     }
 }
 
