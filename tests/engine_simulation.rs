@@ -1,6 +1,6 @@
-//! A thousand seeded histories of the whole server below its sockets: arrivals, disconnects, stop strings, slow readers, scored prompts,
-//! drains, deaths and logits that are not finite, against a small synthetic model on the CPU backend. After every message every invariant
-//! is checked that can be seen then; at the end every client has what it gets alone, bit for bit.
+//! A thousand seeded histories of the whole server below its sockets: arrivals, disconnects, stop strings, penalties and biases, scored
+//! prompts, slow readers, drains, deaths and logits that are not finite, against a small synthetic model on the CPU backend. After every
+//! message every invariant is checked that can be seen then; at the end every client has what it gets alone, bit for bit.
 
 mod simulation;
 
@@ -13,7 +13,7 @@ use simulation::world::{World, history};
 const HISTORIES: u64 = 1_000;
 
 /// What a history saw, one count for each kind of event.
-fn seen(world: &World) -> [u64; 13] {
+fn seen(world: &World) -> [u64; 14] {
     let (account, tally) = (world.account(), &world.tally);
     let [finished, cancelled, failed] = Outcome::ALL.map(|outcome| account.ended_as(outcome));
     let [answered, errors, cut, gone] = tally.verdicts;
@@ -34,6 +34,7 @@ fn seen(world: &World) -> [u64; 13] {
         tally.stops,
         packed,
         tally.scored,
+        tally.adjusted,
     ]
 }
 
@@ -41,7 +42,7 @@ fn seen(world: &World) -> [u64; 13] {
 fn a_thousand_seeded_histories_keep_every_invariant() {
     let next = AtomicU64::new(0);
     let worker = || {
-        let mut sum = [0_u64; 13];
+        let mut sum = [0_u64; 14];
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
             if seed >= HISTORIES {
@@ -55,7 +56,7 @@ fn a_thousand_seeded_histories_keep_every_invariant() {
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(4);
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
         let sums = workers.into_iter().map(|w| w.join().expect("a history failed; its seed is above"));
-        sums.fold([0_u64; 13], |all, one| std::array::from_fn(|i| all[i] + one[i]))
+        sums.fold([0_u64; 14], |all, one| std::array::from_fn(|i| all[i] + one[i]))
     });
     assert!(seen.iter().all(|&count| count > 200), "every kind of event was seen often: {seen:?}");
 }

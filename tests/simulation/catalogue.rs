@@ -6,11 +6,12 @@ use std::sync::{Arc, OnceLock};
 
 use crucible::actors::session::messages::GeneratedToken;
 use crucible::admission::RequestId;
+use crucible::arith::adjust::adjust;
 use crucible::arith::select::token_logprobs;
 use crucible::backend::cpu::{CpuBackend, CpuConfig, Isa};
 use crucible::backend::driver::Driver;
 use crucible::backend::{
-    AttentionVariant, HostLogits, Input, LogprobsWanted, Row, RowOutput, Rule, SamplingRow, SlotBinding, Start,
+    Adjust, AttentionVariant, HostLogits, Input, LogprobsWanted, Row, RowOutput, Rule, SamplingRow, SlotBinding, Start,
     TokenLogprobs, Want,
 };
 use crucible::model::load::{self, LoadedModel, ModelSource};
@@ -23,6 +24,8 @@ use super::seeded::Seeded;
 pub const PAGE: usize = 16;
 /// Longest sequence of the model.
 pub const CONTEXT: usize = 128;
+/// Vocabulary of the model.
+const VOCAB: usize = 320;
 /// Choices of which every kind knows the solo run.
 pub const CHOICES: usize = 3;
 /// Most tokens that a kind generates.
@@ -36,6 +39,8 @@ pub struct Kind {
     pub prompt: Arc<[u32]>,
     pub max_new_tokens: usize,
     pub rule: Rule,
+    /// Penalties and bias, of which at least one has an effect.
+    pub adjust: Option<Arc<Adjust>>,
     pub seed: u64,
     pub logprobs: LogprobsWanted,
     /// Where its prompt is scored: the scores of its tokens but the first.
@@ -80,7 +85,7 @@ fn catalogue(profile: Profile) -> Catalogue {
         kv_heads: 1,
         head_dim: 32,
         ffn: 64,
-        vocab: 320,
+        vocab: VOCAB,
         context: CONTEXT,
         rope_base: 10_000.0,
         rms_eps: 1e-5,
@@ -94,7 +99,28 @@ fn catalogue(profile: Profile) -> Catalogue {
     let mut alone = Alone { driver: Driver::new(Box::new(backend)), runs: 0 };
     let mut random = Seeded::new(5);
     catalogue.kinds = (0..KINDS).map(|_| kind(&mut random, &mut alone)).collect();
+    let moved =
+        |kind: &&Kind| kind.adjust.is_some() && alone.run(&Kind { adjust: None, ..kind.bare() }, 0) != kind.alone[0];
+    let moved = catalogue.kinds.iter().filter(moved).count();
+    assert!(moved >= KINDS / 8, "penalties and bias move only {moved} answers");
     catalogue
+}
+
+impl Kind {
+    /// What is asked for, without the answer.
+    fn bare(&self) -> Kind {
+        Kind { prompt: Arc::clone(&self.prompt), adjust: self.adjust.clone(), scores: None, alone: Vec::new(), ..*self }
+    }
+}
+
+/// Penalties, a bias, or both, in half of the kinds.
+fn drawn_adjust(random: &mut Seeded, vocab: usize) -> Option<Arc<Adjust>> {
+    let presence = [0.0, 0.0, 1.25, -0.5][random.below(4)];
+    let frequency = [0.0, 0.0, 0.75, -1.5][random.below(4)];
+    let biased = if random.below(3) == 0 { 1 + random.below(20) } else { 0 };
+    let first = random.below(vocab);
+    let bias = (0..biased).map(|n| (((first + n * 13) % vocab) as u32, [6.0, -6.0, 0.3][n % 3]));
+    adjust(presence, frequency, bias).map(Arc::new)
 }
 
 fn kind(random: &mut Seeded, alone: &mut Alone) -> Kind {
@@ -111,6 +137,7 @@ fn kind(random: &mut Seeded, alone: &mut Alone) -> Kind {
         prompt: (0..1 + random.below(LONGEST_PROMPT)).map(|_| random.below(256) as u32).collect(),
         max_new_tokens: 1 + random.below(LONGEST_ANSWER),
         rule,
+        adjust: drawn_adjust(random, VOCAB),
         seed: random.bits(),
         logprobs: [None, Some(0), Some(3)][random.below(3)],
         scores: None,
@@ -131,10 +158,10 @@ struct Alone {
 
 impl Alone {
     /// A fresh sequence in the only slot.
-    fn binding(&mut self) -> SlotBinding {
+    fn binding(&mut self, kind: &Kind) -> SlotBinding {
         self.runs += 1;
         let pages = (0..(CONTEXT / PAGE) as u32).collect();
-        SlotBinding { slot: 0, request: RequestId(self.runs), pages, adjust: None }
+        SlotBinding { slot: 0, request: RequestId(self.runs), pages, adjust: kind.adjust.clone() }
     }
 
     fn step(&mut self, bindings: Vec<SlotBinding>, row: Row, tokens: Vec<u32>) -> RowOutput {
@@ -158,7 +185,7 @@ impl Alone {
     }
 
     fn run(&mut self, kind: &Kind, choice: u32) -> Vec<GeneratedToken> {
-        let (mut bindings, mut prompt) = (vec![self.binding()], kind.prompt.to_vec());
+        let (mut bindings, mut prompt) = (vec![self.binding(kind)], kind.prompt.to_vec());
         let mut row = self.row(kind, choice);
         let token = |index: u32| {
             row.sampling.token_index = index;
@@ -171,7 +198,7 @@ impl Alone {
 
     /// What the prompt's tokens but the first score, from the logits of the whole prompt in one pass.
     fn scores(&mut self, kind: &Kind) -> Vec<TokenLogprobs> {
-        let bindings = vec![self.binding()];
+        let bindings = vec![self.binding(kind)];
         let row = Row { want: Want::All, logprobs: None, host_logits: HostLogits::Yes, ..self.row(kind, 0) };
         let logits = self.step(bindings, row, kind.prompt.to_vec()).logits;
         let top = kind.logprobs.unwrap_or(0).into();

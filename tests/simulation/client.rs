@@ -48,8 +48,24 @@ pub struct Ask {
     buffer: usize,
 }
 
+/// How a client takes what comes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reads {
+    /// Soon enough for any answer.
+    Promptly,
+    /// Only now and then, with little room: it may be cut.
+    Slowly,
+}
+
+/// Whether the history had a reason to fail a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MayFail {
+    Yes,
+    No,
+}
+
 enum Body {
-    Frames { frames: FrameReceiver, parser: SseParser, got: Got, slow: bool },
+    Frames { frames: FrameReceiver, parser: SseParser, got: Got, reads: Reads },
     Whole(oneshot::Receiver<Outcome>),
 }
 
@@ -95,7 +111,7 @@ impl Ask {
             prompt: self.kind.prompt.clone(),
             max_new_tokens: self.kind.max_new_tokens,
             rule: self.kind.rule,
-            adjust: None,
+            adjust: self.kind.adjust.clone(),
             seed: self.kind.seed,
             choice,
             eos: self.eos.into_iter().collect(),
@@ -142,8 +158,8 @@ impl Client {
     pub fn new(ask: Ask, ids: Vec<RequestId>, tokenizer: &Tokenizer, effects: &mut Vec<SessionEffect>) -> Self {
         let (output, body) = if ask.streams {
             let (output, frames) = Output::frames(Box::new(NativeFormat { logprobs: None }), ask.buffer);
-            let slow = ask.buffer < 1 << 20;
-            (output, Body::Frames { frames, parser: SseParser::new(), got: Got::default(), slow })
+            let reads = if ask.buffer < 1 << 20 { Reads::Slowly } else { Reads::Promptly };
+            (output, Body::Frames { frames, parser: SseParser::new(), got: Got::default(), reads })
         } else {
             let (output, outcome) = Output::whole(Box::new(Answers), ask.choices);
             (output, Body::Whole(outcome))
@@ -178,7 +194,7 @@ impl Client {
 
     /// Whether it reads only now and then.
     pub fn is_slow(&self) -> bool {
-        matches!(self.body, Body::Frames { slow: true, .. })
+        matches!(self.body, Body::Frames { reads: Reads::Slowly, .. })
     }
 
     /// The client goes away; its session hears of it by mail.
@@ -225,15 +241,20 @@ impl Client {
         }
     }
 
-    /// Nothing will come any more: the client has all that it must have. `may_fail` says that the history had a reason to fail it.
-    pub fn check(&mut self, may_fail: bool) -> Verdict {
+    /// Whether it asks for penalties or a bias.
+    pub fn is_adjusted(&self) -> bool {
+        self.ask.kind.adjust.is_some()
+    }
+
+    /// Nothing will come any more: the client has all that it must have.
+    pub fn check(&mut self, may_fail: MayFail) -> Verdict {
         if self.gone {
             assert!(self.session.is_over(), "the session of a client that is gone has ended");
             return Verdict::Gone;
         }
         self.read(usize::MAX);
         match &mut self.body {
-            Body::Frames { got, slow, .. } => got.check(&self.expected[0], &self.ask.kind.alone[0], *slow, may_fail),
+            Body::Frames { got, reads, .. } => got.check(&self.expected[0], &self.ask.kind.alone[0], *reads, may_fail),
             Body::Whole(outcome) => match outcome.try_recv().expect("a whole answer or a failure") {
                 Ok(body) => {
                     let tokens: usize = self.expected.iter().map(|e| e.tokens).sum();
@@ -243,7 +264,7 @@ impl Client {
                     Verdict::Answered
                 }
                 Err(error) => {
-                    assert!(may_fail, "failed without a reason: {error}");
+                    assert_eq!(may_fail, MayFail::Yes, "failed without a reason: {error}");
                     Verdict::Failed
                 }
             },
@@ -320,8 +341,8 @@ impl Got {
         &self,
         expected: &Expected,
         alone: &[crucible::actors::session::messages::GeneratedToken],
-        slow: bool,
-        may_fail: bool,
+        reads: Reads,
+        may_fail: MayFail,
     ) -> Verdict {
         assert!(self.closed, "the stream has an end");
         assert!(expected.text.starts_with(&self.text), "I7: {:?} begins {:?}", self.text, expected.text);
@@ -333,11 +354,11 @@ impl Got {
                 Verdict::Answered
             }
             None if self.cut => {
-                assert!(slow, "only a slow reader is cut");
+                assert!(reads == Reads::Slowly, "only a slow reader is cut");
                 Verdict::Cut
             }
             None => {
-                assert!(self.failed && may_fail, "a stream ended without an end");
+                assert!(self.failed && may_fail == MayFail::Yes, "a stream ended without an end");
                 Verdict::Failed
             }
         }

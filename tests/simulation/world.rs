@@ -17,7 +17,7 @@ use crucible::sampler::{Sampler, Tracked};
 use crucible::scorer::ScoredSlice;
 
 use super::catalogue::{self, CONTEXT, Catalogue, PAGE};
-use super::client::{Ask, Client, News, Verdict};
+use super::client::{Ask, Client, MayFail, News, Verdict};
 use super::device::{Device, bad_from, logit_rows};
 use super::mail::{ToAdmission, ToPages, ToPlanner, ToSampler};
 use super::seeded::Seeded;
@@ -37,6 +37,8 @@ pub struct Tally {
     pub stops: u64,
     /// Positions of prompts that the scorer scored.
     pub scored: u64,
+    /// Clients with penalties or a bias that were answered.
+    pub adjusted: u64,
     finished_samples: u64,
 }
 
@@ -479,11 +481,13 @@ impl World {
         }
         let may_fail = |client: &usize| {
             let bad = |(request, of): (&RequestId, &usize)| of == client && bad_from(self.seed, *request).is_some();
-            self.closed || self.draining || self.submitted.iter().any(bad)
+            let may = self.closed || self.draining || self.submitted.iter().any(bad);
+            if may { MayFail::Yes } else { MayFail::No }
         };
         let may_fail: Vec<_> = (0..self.clients.len()).map(|client| may_fail(&client)).collect();
         for (client, may_fail) in self.clients.iter_mut().zip(may_fail) {
             let verdict = client.check(may_fail);
+            self.tally.adjusted += u64::from(verdict == Verdict::Answered && client.is_adjusted());
             self.tally.verdicts[Verdict::ALL.iter().position(|&v| v == verdict).expect("a verdict")] += 1;
         }
     }
