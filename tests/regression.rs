@@ -1,8 +1,11 @@
 //! One test for each defect that was found in a release candidate: the smallest request that showed it, on the real binary.
 
+mod common;
 mod http_support;
 
-use std::process::Command;
+use std::ffi::OsStr;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use http_support::binary::Binary;
 use http_support::client::{get, post, send};
@@ -168,4 +171,42 @@ fn an_answer_whose_beginning_occurs_in_the_end_mark_of_the_template_is_continued
     for begun in ["x", "m", "im_end", "|>"] {
         assert_eq!(count(begun), none + begun.len() as u64, "{begun}");
     }
+}
+
+#[test]
+fn a_closed_terminal_drains_as_a_termination_does() {
+    let mut server = Binary::tiny(&[]);
+    server.signal("HUP");
+    assert_eq!(server.wait(Duration::from_secs(60)).code(), Some(0));
+    let log = server.log.lock().expect("no panic").clone();
+    assert!(log.contains("draining") && log.contains("every request has ended"), "{log}");
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_an_error_and_one_that_nobody_reads_on_is_none() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("a Linux system");
+    let model = common::default_model();
+    let inspect = [OsStr::new("inspect"), model.as_os_str(), OsStr::new("--tensors")];
+    let run = Command::new(env!("CARGO_BIN_EXE_crucible")).args(inspect).stdout(full).output().expect("the binary");
+    let error = String::from_utf8(run.stderr).expect("UTF-8");
+    assert_eq!(run.status.code(), Some(1), "{error}");
+    assert!(error.contains("cannot write to standard output") && !error.contains("panicked"), "{error}");
+    let mut unread = Command::new(env!("CARGO_BIN_EXE_crucible"));
+    let mut unread = unread.args(inspect).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary");
+    drop(unread.stdout.take());
+    let end = unread.wait_with_output().expect("an end");
+    assert_eq!((end.status.code(), String::from_utf8_lossy(&end.stderr).as_ref()), (Some(0), ""));
+}
+
+#[test]
+fn what_a_command_cannot_read_or_use_is_refused_and_not_replaced() {
+    let file = std::env::temp_dir().join(format!("crucible-not-utf8-{}", std::process::id()));
+    std::fs::write(&file, b"\xff\xfeabc").expect("a temporary file");
+    let error = failing(&["eval", file.to_str().expect("UTF-8"), "--set", "model.path=synthetic"]);
+    std::fs::remove_file(&file).expect("the file");
+    assert!(error.contains("is not UTF-8 text"), "{error}");
+    let error = failing(&["generate", "hi", "--stop", "", "--set", "model.path=synthetic"]);
+    assert!(error.contains("--stop is empty"), "{error}");
+    let error = failing(&["serve", "--set", "model.path=synthetic", "--set", "executor.pin=1024"]);
+    assert!(error.contains("executor.pin is 1024, it must lie in 0..=1023") && !error.contains("panicked"), "{error}");
 }

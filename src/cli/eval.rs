@@ -1,5 +1,6 @@
 //! `crucible eval`: cross-entropy and perplexity of a text, through prefill and through decode, equal to the last bit.
 
+use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -41,10 +42,12 @@ pub fn run(args: &Args) -> Outcome {
     let mut config = Config::load(args.config.as_deref(), &args.overrides)?;
     config.telemetry.log_level = LogLevel::Warn;
     log::init(&config.telemetry);
-    let text = std::fs::read(&args.text).map_err(|e| format!("cannot read {}: {e}", args.text.display()))?;
+    let path = args.text.display();
+    let text = std::fs::read(&args.text).map_err(|e| format!("cannot read {path}: {e}"))?;
+    let text = String::from_utf8(text).map_err(|e| format!("{path} is not UTF-8 text: {}", e.utf8_error()))?;
     let LoadedModel { weights, tokenizer, name, .. } =
         load::load(&source(&config, Progress::Shown)?, config.model.profile)?;
-    let mut tokens = tokenizer.encode_prompt(&String::from_utf8_lossy(&text), SpecialTokens::AsText)?;
+    let mut tokens = tokenizer.encode_prompt(&text, SpecialTokens::AsText)?;
     tokens.truncate(args.tokens);
     let room = (config.kv.pages * config.kv.page_tokens).min(weights.geometry.context);
     let window = args.window.min(room);
@@ -62,12 +65,14 @@ pub fn run(args: &Args) -> Outcome {
     let (prefill, prefill_seconds) = pass(PREFILL_SLICE.min(config.max_step_tokens()))?;
     let (decode, decode_seconds) = pass(1)?;
     let differing = prefill.differing_bits(&decode);
-    println!("model      {name}, profile {}", config.model.profile.name());
-    println!("tokens     {} in windows of {window}, {} scored", tokens.len(), prefill.log_probabilities.len());
+    let mut out = String::new();
+    writeln!(out, "model      {name}, profile {}", config.model.profile.name())?;
+    writeln!(out, "tokens     {} in windows of {window}, {} scored", tokens.len(), prefill.log_probabilities.len())?;
     for (path, score, seconds) in [("prefill", &prefill, prefill_seconds), ("decode", &decode, decode_seconds)] {
         let (ce, ppl) = (score.cross_entropy(), score.perplexity());
-        println!("{path:10} cross-entropy {ce:.6} nats, perplexity {ppl:.4} ({seconds:.1} s)");
+        writeln!(out, "{path:10} cross-entropy {ce:.6} nats, perplexity {ppl:.4} ({seconds:.1} s)")?;
     }
-    println!("{differing} of {} log-probabilities differ in a bit", prefill.log_probabilities.len());
+    writeln!(out, "{differing} of {} log-probabilities differ in a bit", prefill.log_probabilities.len())?;
+    super::print(&out)?;
     Ok(if differing == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -97,6 +97,9 @@ pub fn run(args: &Args) -> Outcome {
     config.telemetry.log_level = LogLevel::Warn;
     log::init(&config.telemetry);
     let sampling = sampling(args)?;
+    if args.stop.iter().any(String::is_empty) {
+        return Err("--stop is empty: give the text that ends the answer".into());
+    }
     let Assembled { engine, tokenizer, template } = assemble(&config, Progress::Shown)?;
     let prompt = if args.chat {
         let message = ChatMessage { role: "user".into(), content: args.prompt.clone() };
@@ -133,8 +136,12 @@ pub fn run(args: &Args) -> Outcome {
         let mut body = FrameBody::new(frames, guard);
         let mut out = std::io::stdout();
         while let Some(frame) = body.next().await {
-            out.write_all(&frame?)?;
-            out.flush()?;
+            let frame = frame?;
+            match out.write_all(&frame).and_then(|()| out.flush()) {
+                // Whoever reads has seen enough.
+                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => break,
+                written => written?,
+            }
         }
         Ok(if failed.get() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     })

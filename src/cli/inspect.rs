@@ -2,6 +2,7 @@
 //! `--device` what the machine's GPU is and where its libraries were found.
 
 use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -40,8 +41,8 @@ pub struct Args {
 pub fn run(args: &Args) -> Outcome {
     if args.device {
         match cuda::inspect(args.ordinal, args.libraries.as_deref()) {
-            Ok(report) => println!("{report}"),
-            Err(reason) => println!("no usable GPU: {reason}"),
+            Ok(report) => super::print(&format!("{report}\n"))?,
+            Err(reason) => super::print(&format!("no usable GPU: {reason}\n"))?,
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -49,14 +50,16 @@ pub fn run(args: &Args) -> Outcome {
     let (map, gguf) = gguf::open(&path)?;
     let geometry = gguf::llama::geometry(&gguf)?;
     let tokenizer = Tokenizer::from_gguf(&gguf.metadata)?;
-    println!("{} ({} bytes, GGUF {})", path.display(), map.len(), gguf.version);
-    print_geometry(&geometry);
-    print_tokens(&tokenizer);
-    println!("\nmetadata");
+    let mut out = String::new();
+    writeln!(out, "{} ({} bytes, GGUF {})", path.display(), map.len(), gguf.version)?;
+    write_geometry(&mut out, &geometry)?;
+    write_tokens(&mut out, &tokenizer)?;
+    writeln!(out, "\nmetadata")?;
     for (key, value) in gguf.metadata.iter() {
-        println!("  {key} = {value}");
+        writeln!(out, "  {key} = {value}")?;
     }
-    print_tensors(&gguf, args.tensors);
+    write_tensors(&mut out, &gguf, args.tensors)?;
+    super::print(&out)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -74,8 +77,8 @@ pub(super) fn model_path(
     }
 }
 
-fn print_geometry(g: &Geometry) {
-    println!("\ngeometry");
+fn write_geometry(out: &mut String, g: &Geometry) -> fmt::Result {
+    writeln!(out, "\ngeometry")?;
     let rows: [(&str, String); 9] = [
         ("layers", g.layers.to_string()),
         ("hidden", g.hidden.to_string()),
@@ -88,23 +91,25 @@ fn print_geometry(g: &Geometry) {
         ("kv cache", format!("{} bytes a token in f32", 2 * g.layers * g.kv_dim() * 4)),
     ];
     for (name, value) in rows {
-        println!("  {name:<11}{value}");
+        writeln!(out, "  {name:<11}{value}")?;
     }
+    Ok(())
 }
 
-fn print_tokens(tokenizer: &Tokenizer) {
+fn write_tokens(out: &mut String, tokenizer: &Tokenizer) -> fmt::Result {
     let name = |id: &u32| format!("{id} {}", tokenizer.decode(&[*id], SpecialText::Show));
     let special: Vec<u32> = (0..tokenizer.vocab_size() as u32).filter(|&id| tokenizer.is_special(id)).collect();
     let list = |ids: &[u32]| ids.iter().map(name).collect::<Vec<_>>().join(", ");
-    println!("\ntokens");
-    println!("  {:<11}{}", "text", tokenizer.vocab_size() - special.len());
-    println!("  {:<11}{}", "special", list(&special));
-    println!("  {:<11}{}", "ends", list(&tokenizer.eos_ids()));
-    println!("  {:<11}{}", "begins", tokenizer.bos().map_or_else(|| "nothing".to_owned(), |id| name(&id)));
+    writeln!(out, "\ntokens")?;
+    writeln!(out, "  {:<11}{}", "text", tokenizer.vocab_size() - special.len())?;
+    writeln!(out, "  {:<11}{}", "special", list(&special))?;
+    writeln!(out, "  {:<11}{}", "ends", list(&tokenizer.eos_ids()))?;
+    writeln!(out, "  {:<11}{}", "begins", tokenizer.bos().map_or_else(|| "nothing".to_owned(), |id| name(&id)))?;
+    Ok(())
 }
 
-fn print_tensors(gguf: &Gguf, each: bool) {
-    println!("\ntensors");
+fn write_tensors(out: &mut String, gguf: &Gguf, each: bool) -> fmt::Result {
+    writeln!(out, "\ntensors")?;
     let mut sums: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     for tensor in &gguf.tensors {
         let sum = sums.entry(format_name(tensor.format)).or_default();
@@ -112,12 +117,13 @@ fn print_tensors(gguf: &Gguf, each: bool) {
         sum.1 += tensor.range.len();
         if each {
             let shape: Vec<String> = tensor.shape.iter().rev().map(usize::to_string).collect();
-            println!("  {:<28}{:<8}[{}]", tensor.name, format_name(tensor.format), shape.join(", "));
+            writeln!(out, "  {:<28}{:<8}[{}]", tensor.name, format_name(tensor.format), shape.join(", "))?;
         }
     }
     for (format, (count, bytes)) in sums {
-        println!("  {format:<8}{count} tensors, {bytes} bytes");
+        writeln!(out, "  {format:<8}{count} tensors, {bytes} bytes")?;
     }
+    Ok(())
 }
 
 fn format_name(format: MatrixFormat) -> String {

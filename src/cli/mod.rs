@@ -15,6 +15,7 @@ pub mod serve;
 pub mod tokenize;
 pub mod tui;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -52,6 +53,18 @@ enum Command {
     Tokenize(tokenize::Args),
     /// Chat with a running server in this terminal.
     Tui(tui::Args),
+}
+
+/// Writes a report to standard output. A reader that has seen enough (`| head -1`) is no error.
+///
+/// # Errors
+/// Standard output takes no more, such as a file on a full disk.
+fn print(report: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(report.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.map_err(|e| std::io::Error::new(e.kind(), format!("cannot write to standard output: {e}"))),
+    }
 }
 
 /// Parses the arguments and runs the command.

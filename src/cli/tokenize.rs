@@ -1,6 +1,6 @@
 //! `crucible tokenize`: text to ids and pieces, or ids to text, with a model's own tokenizer.
 
-use std::io::{Read, Write};
+use std::io::Read as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -49,7 +49,7 @@ pub fn run(args: &Args) -> Outcome {
         text => text.to_owned(),
     };
     let out = if args.decode { decoded(args, &tokenizer, &input)? } else { encoded(args, &tokenizer, &input)? };
-    std::io::stdout().write_all(out.as_bytes())?;
+    super::print(&out)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -141,7 +141,11 @@ impl Fields {
     /// Ends the reading: what was not asked for is unknown. Returns the keys that exist and every problem, by line.
     pub fn finish(mut self) -> (Vec<String>, Vec<Problem>) {
         for (key, entry) in self.document.into_rest() {
+            let inside = format!("{key}.");
             let text = match nearest(&key, &self.known) {
+                _ if self.known.iter().any(|known| known.starts_with(&inside)) => {
+                    format!("{key} is a section, not a key: write [{key}] and its keys below it")
+                }
                 Some(near) => format!("unknown key {key}, did you mean {near}?"),
                 None => format!("unknown key {key}"),
             };

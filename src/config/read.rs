@@ -55,6 +55,12 @@ fn model(f: &mut Fields) -> ModelConfig {
     }
 }
 
+/// The last CPU that fits a system's set of them (`CPU_SETSIZE`).
+const CPU_MAX: usize = 1_023;
+
+/// Inputs of a block in profile q8.
+const Q8_BLOCK: usize = 32;
+
 /// How `model.path` is read.
 #[derive(Clone, Copy)]
 enum LoadFormat {
@@ -168,7 +174,7 @@ fn executor(f: &mut Fields) -> ExecutorConfig {
                 ("avx512", IsaChoice::Avx512),
             ],
         ),
-        pin: f.size_or_off("executor.pin", 0..=4_095),
+        pin: f.size_or_off("executor.pin", 0..=CPU_MAX),
         step_timeout: millis(f, "executor.step_timeout_ms", 30_000, 10..=3_600_000),
     }
 }
@@ -239,6 +245,15 @@ fn millis(f: &mut Fields, key: &str, default: usize, range: std::ops::RangeInclu
 
 /// What single keys cannot show.
 fn check_together(f: &mut Fields, config: &Config) {
+    if config.model.source == ModelPath::Synthetic && config.model.profile == Profile::Q8 {
+        let geometry = &config.model.geometry;
+        for (key, width) in [("model.geometry.hidden", geometry.hidden), ("model.geometry.ffn", geometry.ffn)] {
+            if !width.is_multiple_of(Q8_BLOCK) {
+                let text = format!("{key} is {width}, it must be a multiple of {Q8_BLOCK} in profile q8");
+                f.reject_together(&[key, "model.profile"], text);
+            }
+        }
+    }
     if let Some(cap) = config.prefill.chunk_cap.filter(|&cap| cap > config.prefill.token_budget) {
         let budget = config.prefill.token_budget;
         let text =

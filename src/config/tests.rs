@@ -87,9 +87,28 @@ fn a_syntax_error_does_not_hide_the_other_errors() {
 }
 
 #[test]
-fn a_key_where_a_section_should_be_and_a_section_where_a_key_should_be_are_unknown() {
-    let found = problems("prefill = 3\n[kv.pages]\nx = 1\n", &[]);
-    assert_eq!(found, ["line 1: unknown key prefill", "line 3: unknown key kv.pages.x, did you mean kv.pages?"]);
+fn a_key_where_a_section_should_be_and_a_section_where_a_key_should_be_are_told_apart() {
+    let found = problems("prefill = 3\n[kv.pages]\nx = 1\n", &["model=3"]);
+    let expected = [
+        "line 1: prefill is a section, not a key: write [prefill] and its keys below it",
+        "line 3: unknown key kv.pages.x, did you mean kv.pages?",
+        "--set: model is a section, not a key: write [model] and its keys below it",
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn widths_that_no_block_divides_are_refused_with_their_lines_where_blocks_are_used() {
+    let text = "[model]\npath = \"synthetic\"\n[model.geometry]\nhidden = 33\nffn = 40\n";
+    let found = problems(text, &["executor.pin=1024"]);
+    let expected = [
+        "line 4: model.geometry.hidden is 33, it must be a multiple of 32 in profile q8",
+        "line 5: model.geometry.ffn is 40, it must be a multiple of 32 in profile q8",
+        "--set: executor.pin is 1024, it must lie in 0..=1023 or \"off\"",
+    ];
+    assert_eq!(found, expected);
+    let config = Config::parse("t", text, &["model.profile=f32".to_owned()]).expect("no blocks");
+    assert_eq!(config.model.geometry.hidden, 33);
 }
 
 #[test]

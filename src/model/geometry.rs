@@ -12,6 +12,12 @@ pub enum RopePairing {
     Halves,
 }
 
+/// Largest rotary base: models go up to about 1e8.
+pub const ROPE_BASE_MAX: f64 = 1e12;
+
+/// Epsilons of RMSNorm that a model may have; models have 1e-6 or 1e-5.
+pub const RMS_EPS: std::ops::RangeInclusive<f32> = 1e-12..=1.0;
+
 /// A numerics profile: which bits the model has. docs/arithmetic.md defines each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -128,11 +134,14 @@ impl Geometry {
         if !self.head_dim.is_multiple_of(32) {
             return Err(GeometryError::Mismatch(format!("head_dim ({}) must be a multiple of 32", self.head_dim)));
         }
-        if !(self.rope_base.is_finite() && self.rope_base > 1.0) {
-            return Err(GeometryError::Mismatch(format!("rope_base ({}) must be finite and above 1", self.rope_base)));
+        if !(self.rope_base > 1.0 && self.rope_base <= ROPE_BASE_MAX) {
+            let text = format!("rope_base ({:e}) must be above 1 and at most {ROPE_BASE_MAX:e}", self.rope_base);
+            return Err(GeometryError::Mismatch(text));
         }
-        if !(self.rms_eps.is_finite() && self.rms_eps > 0.0) {
-            return Err(GeometryError::Mismatch(format!("rms_eps ({}) must be finite and above 0", self.rms_eps)));
+        if !RMS_EPS.contains(&self.rms_eps) {
+            let (least, most) = (RMS_EPS.start(), RMS_EPS.end());
+            let text = format!("rms_eps ({:e}) must lie in {least:e}..={most}", self.rms_eps);
+            return Err(GeometryError::Mismatch(text));
         }
         Ok(())
     }

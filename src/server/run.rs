@@ -92,21 +92,25 @@ fn cannot_listen(address: SocketAddr, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), text)
 }
 
-/// SIGTERM and Ctrl-C.
+/// SIGTERM, Ctrl-C, and the hang-up of the terminal that the server was started from.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    hang_up: Signal,
 }
 
 impl Signals {
     fn new() -> io::Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        let [terminate, interrupt, hang_up] =
+            [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
+        Ok(Self { terminate: terminate?, interrupt: interrupt?, hang_up: hang_up? })
     }
 
     async fn next(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
+            _ = self.hang_up.recv() => {}
         }
     }
 }

@@ -81,7 +81,12 @@ impl Binary {
 
     /// Sends SIGTERM.
     pub fn terminate(&self) {
-        let status = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().expect("kill");
+        self.signal("TERM");
+    }
+
+    /// Sends a signal by its name.
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status().expect("kill");
         assert!(status.success());
     }
 

@@ -268,12 +268,26 @@ impl Gguf {
             }
             gguf.tensors.push(tensor);
         }
+        apart(&gguf.tensors)?;
         Ok(gguf)
     }
 
     /// The tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.index.get(name).map(|&i| &self.tensors[i])
+    }
+}
+
+/// No byte belongs to two tensors.
+fn apart(tensors: &[TensorInfo]) -> Result<(), GgufError> {
+    let mut placed: Vec<&TensorInfo> = tensors.iter().collect();
+    placed.sort_by_key(|tensor| tensor.range.start);
+    match placed.windows(2).find(|pair| pair[0].range.end > pair[1].range.start) {
+        Some(pair) => {
+            let fault = format!("shares bytes with tensor {}", pair[0].name);
+            Err(GgufError::Tensor { name: pair[1].name.clone(), fault })
+        }
+        None => Ok(()),
     }
 }
 

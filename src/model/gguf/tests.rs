@@ -279,3 +279,17 @@ proptest! {
         prop_assert_eq!(entries, file.metadata);
     }
 }
+
+#[test]
+fn a_byte_that_two_tensors_claim_is_refused() {
+    let file = small_model();
+    let mut bytes = file.to_bytes();
+    let name = &file.tensors[1].name;
+    let entry =
+        bytes.windows(name.len()).position(|window| window == name.as_bytes()).expect("a second tensor") + name.len();
+    let offset = entry + 4 + 8 * file.tensors[1].shape.len() + 4;
+    bytes[offset..offset + 8].fill(0);
+    let error = Gguf::parse(&bytes).expect_err("two tensors at offset 0").to_string();
+    assert!(error.contains(name.as_str()) && error.contains("shares bytes with tensor"), "{error}");
+    assert!(Gguf::parse(&file.to_bytes()).is_ok());
+}
