@@ -1,18 +1,26 @@
 //! The Grafana dashboard and the alert rules against a real Prometheus that scrapes the real server: every panel's query returns data,
-//! every rule is evaluated without an error, and none fires. Without Prometheus (Debian's package `prometheus`) the checks skip visibly.
+//! every rule is evaluated without an error, and none fires; a dead engine and a restart are seen. Without Prometheus (Debian's package `prometheus`) the checks skip visibly.
 
+mod engine_support;
 mod http_support;
+#[allow(dead_code)] // these tests wait for no end
+#[path = "http_support/scripted.rs"]
+mod scripted;
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crucible::telemetry::names;
+use engine_support::fake::{Fault, Script};
 use http_support::binary::Binary;
 use http_support::client::{get, post, send_json};
 use http_support::until;
+use scripted::Scripted;
 use serde_json::{Value, json};
 
 const DASHBOARD: &str = include_str!("../config/grafana/crucible.json");
@@ -101,7 +109,7 @@ struct Prometheus {
 
 impl Prometheus {
     fn start(target: SocketAddr) -> Self {
-        let folder = std::env::temp_dir().join(format!("crucible-prometheus-{}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("crucible-prometheus-{}-{}", std::process::id(), target.port()));
         std::fs::create_dir_all(&folder).expect("a folder");
         let rules = std::fs::canonicalize("config/grafana/alerts.yml").expect("the rules");
         let config = format!(
@@ -189,6 +197,44 @@ fn every_panel_returns_data_and_every_rule_is_evaluated_and_quiet_on_a_healthy_s
         assert_eq!((&rule["health"], &rule["state"]), (&json!("ok"), &json!("inactive")), "{rule}");
     }
     assert!(prometheus.query("ALERTS").is_empty());
+}
+
+/// Whether an alert fires.
+fn fires(prometheus: &Prometheus, alert: &str) -> bool {
+    !prometheus.query(&format!("ALERTS{{alertname=\"{alert}\",alertstate=\"firing\"}}")).is_empty()
+}
+
+#[test]
+fn an_ordinary_scrape_sees_a_dead_engine_while_its_process_lives_and_the_alerts_fire() {
+    if !have("prometheus", 2) {
+        return;
+    }
+    let script = Script { fault: Arc::new(|_| Fault::FailAtPoll), ..Script::default() };
+    script.hold.store(true, Ordering::Release);
+    let server = Scripted::start(script.clone(), &["server.fatal_linger_ms=600000"]);
+    let prometheus = Prometheus::start(server.address);
+    let pending = send_json(server.address, "/v1/generate", &json!({"prompt": "abc", "max_tokens": 5}));
+    until("a scrape sees the request", || !prometheus.query("crucible_running_requests == 1").is_empty());
+    assert!(!fires(&prometheus, "CrucibleEngineFailed") && !fires(&prometheus, "CrucibleRequestsFail"));
+    script.hold.store(false, Ordering::Release);
+    assert_eq!(pending.response().status, 503);
+    until("CrucibleEngineFailed fires", || fires(&prometheus, "CrucibleEngineFailed"));
+    until("CrucibleRequestsFail fires", || fires(&prometheus, "CrucibleRequestsFail"));
+}
+
+#[test]
+fn a_restart_is_seen_by_the_fall_of_the_uptime() {
+    if !have("prometheus", 1) {
+        return;
+    }
+    let before = Binary::tiny(&[]);
+    let prometheus = Prometheus::start(before.address);
+    until("the server has run for a while", || !prometheus.query("crucible_uptime_seconds > 5").is_empty());
+    assert!(!fires(&prometheus, "CrucibleRestarted"));
+    let port = before.address.port();
+    drop(before);
+    let _after = Binary::tiny(&[&format!("server.port={port}")]);
+    until("CrucibleRestarted fires", || fires(&prometheus, "CrucibleRestarted"));
 }
 
 #[test]

@@ -477,6 +477,32 @@ fn dies_of(fault: Fault) {
 }
 
 #[test]
+fn a_request_is_either_accepted_or_refused_when_the_engine_dies() {
+    let script = Script { fault: Arc::new(|_| Fault::FailAtPoll), ..Script::default() };
+    script.hold.store(true, Ordering::Release);
+    // Long enough for the scrape below; the drop ends it.
+    let server = Scripted::start(script.clone(), &["server.fatal_linger_ms=60000"]);
+    let body = json!({"prompt": "abc", "max_tokens": 50});
+    let streaming = send_json(server.address, "/v1/generate/stream", &body);
+    let unary = send_json(server.address, "/v1/generate", &body);
+    until("both are accepted", || stats(&server)["accepted_requests"] == 2);
+    let counted = |series: &str| {
+        let text = get(server.address, "/metrics").text();
+        let line = text.lines().find(|line| line.starts_with(series)).unwrap_or_else(|| panic!("{series}: {text}"));
+        line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()).unwrap_or_else(|| panic!("{line}"))
+    };
+    assert_eq!(counted("crucible_failed_engines"), 0.0);
+    script.hold.store(false, Ordering::Release);
+    assert_eq!((streaming.response().status, unary.response().status), (200, 503));
+    assert_eq!(post(server.address, "/v1/generate", &body).status, 503);
+    // Seen: the accepted request that was to be answered whole was counted as refused as well.
+    assert_eq!(counted("crucible_refused_requests_total{reason=\"engine_failed\"}"), 1.0);
+    assert_eq!(counted("crucible_accepted_requests_total{dialect=\"native\"}"), 2.0);
+    assert_eq!(counted("crucible_ended_requests_total{dialect=\"native\",outcome=\"failed\"}"), 2.0);
+    assert_eq!(counted("crucible_failed_engines"), 1.0);
+}
+
+#[test]
 fn a_logit_that_is_not_finite_fails_its_request_only() {
     let script = Script { not_finite: Arc::new(|request, index| request.0 == 1 && index == 3), ..Script::default() };
     let server = Scripted::start(script, &[]);

@@ -85,8 +85,6 @@ pub struct Published {
     pub snapshot: Arc<Snapshot>,
     /// Samples of every request that the snapshot counts as finished and no earlier `take_published` returned.
     pub samples: Vec<FinishedSample>,
-    /// Samples lost since the last call, because no call came for very long.
-    pub samples_dropped: u64,
 }
 
 /// What HTTP workers hold of the engine: cheap to clone, safe to use from any thread.

@@ -183,6 +183,8 @@ pub struct Account {
     pub accepted_by_dialect: [u64; Dialect::ALL.len()],
     /// Refused after the permit: draining or a dead engine.
     pub refused_draining: u64,
+    /// Of those, the ones that met a dead engine.
+    pub refused_dead: u64,
     /// Accepted requests with the greedy rule.
     pub greedy_requests: u64,
     /// Accepted requests that draw.

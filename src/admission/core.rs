@@ -126,6 +126,7 @@ impl<H: Clone> Admission<H> {
     pub fn submit(&mut self, arrival: Arrival<H>, effects: &mut Vec<Effect<H>>) {
         if let Some(failure) = self.refusal() {
             self.account.refused_draining += 1;
+            self.account.refused_dead += u64::from(matches!(self.door, Door::Dead(_)));
             effects.push(Effect::Reject { request: arrival.request.id(), hub: arrival.hub, failure });
             return;
         }

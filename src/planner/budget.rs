@@ -2,8 +2,9 @@
 //! step times, so that a step that also carries decode rows takes about as long as the target. Pure: the same times give the same
 //! budgets, and no budget moves a bit of any answer.
 //!
-//! A step over the target shrinks the budget in proportion at once; a step under 7/8 of it that used the whole budget grows it by
-//! an eighth. A step that had room left says nothing about a larger one.
+//! A step over the target shrinks the budget at once by the share that the step took too long: a full step would have taken at
+//! least as long. A step under 7/8 of it that used the whole budget grows it by an eighth; a fast step that had room left says
+//! nothing about a larger one.
 
 use std::time::Duration;
 
@@ -40,8 +41,10 @@ impl TokenBudget {
         let target_us = target.as_secs_f64() * 1e6;
         let floor = BUDGET_FLOOR.min(self.ceiling);
         if step_us > target_us {
-            // What the step held, not the budget: two steps in flight were planned with the same one.
-            let fitting = (prompt as f64 * (target_us / step_us)) as usize;
+            // A full step was planned with what it held, which a step before it in flight may have lowered since. Of a step that had
+            // room left the prompt tokens say nothing: its time may be the decode rows', whatever the prompts.
+            let planned = prompt.max(self.tokens);
+            let fitting = (planned as f64 * (target_us / step_us)) as usize;
             self.tokens = self.tokens.min(fitting).max(floor);
         } else if step_us * 8.0 < target_us * 7.0 && prompt >= self.tokens {
             self.tokens = (self.tokens + self.tokens.div_ceil(8)).min(self.ceiling);
@@ -100,9 +103,27 @@ mod tests {
     }
 
     #[test]
+    fn a_short_prompt_in_a_slow_step_takes_from_the_budget_what_the_step_took_too_long_and_no_more() {
+        // Seen: ten prompt tokens in a step 5 % over the target left 64 of 1,024.
+        let mut budget = TokenBudget::new(1_024, Some(TARGET));
+        budget.observe(10, 2_100.0);
+        assert_eq!(budget.tokens(), 975);
+        budget.observe(1, 4_000.0);
+        assert_eq!(budget.tokens(), 487);
+    }
+
+    #[test]
+    fn the_second_of_two_full_steps_in_flight_shrinks_nothing_twice() {
+        let mut budget = TokenBudget::new(1_024, Some(TARGET));
+        budget.observe(1_024, 4_000.0);
+        budget.observe(1_024, 4_000.0);
+        assert_eq!(budget.tokens(), 512);
+    }
+
+    #[test]
     fn a_step_with_room_left_does_not_grow_the_budget() {
         let mut budget = TokenBudget::new(1_024, Some(TARGET));
-        budget.observe(512, 4_000.0);
+        budget.observe(1_024, 8_000.0);
         assert_eq!(budget.tokens(), 256);
         budget.observe(255, 10.0);
         assert_eq!(budget.tokens(), 256);

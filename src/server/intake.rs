@@ -11,10 +11,15 @@ use futures_util::StreamExt;
 use super::Service;
 use crate::protocol::errors::{ApiError, Code, ErrorDialect};
 
-/// Turns an error into the response of the path's dialect and counts it.
-pub fn refuse(service: &Service, request: &HttpRequest, error: &ApiError) -> HttpResponse {
-    service.metrics.refused(error.code);
-    tracing::debug!(path = request.path(), code = error.code.name(), error = %error, "request refused");
+/// Turns an error into the response of the path's dialect and counts the request as refused: the engine has not been given it.
+pub fn refuse(service: &Service, request: &HttpRequest, refusal: &ApiError) -> HttpResponse {
+    service.metrics.refused(refusal.code);
+    error(service, request, refusal)
+}
+
+/// Turns an error into the response of the path's dialect.
+pub fn error(service: &Service, request: &HttpRequest, error: &ApiError) -> HttpResponse {
+    tracing::debug!(path = request.path(), code = error.code.name(), error = %error, "request not served");
     error.response(ErrorDialect::of_request(request), &format!("req_{}", service.serial()))
 }
 

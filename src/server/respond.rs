@@ -100,17 +100,25 @@ pub async fn answer(
         let asked = translate(&service, body).await?;
         respond(&service, &hub, asked).await
     };
-    answered.await.unwrap_or_else(|e| intake::refuse(&service, &request, &e))
+    match answered.await {
+        Ok(Ok(response)) => response,
+        Ok(Err(failure)) => intake::error(&service, &request, &failure),
+        Err(refusal) => intake::refuse(&service, &request, &refusal),
+    }
 }
 
-async fn respond(service: &Service, hub: &WorkerHub, asked: Asked) -> Result<HttpResponse, ApiError> {
+/// The response, or how the request failed after the engine had been given it: the engine's account counts that one.
+///
+/// # Errors
+/// The request was refused before.
+async fn respond(service: &Service, hub: &WorkerHub, asked: Asked) -> Result<Result<HttpResponse, ApiError>, ApiError> {
     let Asked { specs, stop, prompt_tokens, name, id, names, format, transport } = asked;
     let decoder = || ChoiceDecoder::new(Box::new(service.tokenizer.detokenizer()), &stop);
     let choices: Vec<_> = specs.into_iter().map(|spec| (spec, decoder())).collect();
     let (count, keep_alive) = (choices.len(), service.config.server.sse_keep_alive);
     let start = |output| {
         service.accepting()?;
-        service.metrics.arrived(&service.engine);
+        service.metrics.arrived(&service.engine, count);
         let plan = Plan { name, choices, output, prompt_tokens, names, keep_alive };
         launch(&service.engine, &service.registry, hub.address(service), plan)
     };
@@ -123,14 +131,14 @@ async fn respond(service: &Service, hub: &WorkerHub, asked: Asked) -> Result<Htt
             let outcome = outcome.await;
             drop(guard);
             let ended = |_| Err(ApiError::new(Code::EngineFailed, "the session ended without an answer"));
-            outcome.unwrap_or_else(ended).map(|body| builder.json(body))
+            Ok(outcome.unwrap_or_else(ended).map(|body| builder.json(body)))
         }
         Transport::Stream => {
             let (output, frames) = Output::frames(format, service.config.server.stream_buffer_bytes);
             let guard = start(output)?;
             builder.content_type("text/event-stream; charset=utf-8");
             builder.insert_header((header::CACHE_CONTROL, "no-cache")).insert_header(("x-accel-buffering", "no"));
-            Ok(builder.streaming(FrameBody::new(frames, guard)))
+            Ok(Ok(builder.streaming(FrameBody::new(frames, guard))))
         }
     }
 }

@@ -158,6 +158,7 @@ async fn wind_down(service: &Service, handle: &ServerHandle, signals: &mut Signa
     tokio::select! {
         () = written => {}
         () = signals.next() => handle.stop(false).await,
+        () = service.stop.notified() => handle.stop(true).await,
     }
 }
 

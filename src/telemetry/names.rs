@@ -106,6 +106,13 @@ pub const PAGES_PEAK: Metric =
     gauge("crucible_kv_peak_pages", Unit::Count, "Most KV pages leased at once since the start.", None);
 /// Seconds since the start.
 pub const UPTIME: Metric = gauge("crucible_uptime_seconds", Unit::Seconds, "Time since the start.", None);
+/// Whether the engine has died.
+pub const FAILED_ENGINES: Metric = gauge(
+    "crucible_failed_engines",
+    Unit::Count,
+    "1 from the death of the engine to the end of the process (server.fatal_linger_ms), else 0.",
+    None,
+);
 
 /// Accepted requests.
 pub const ACCEPTED: Metric = counter(
@@ -125,7 +132,7 @@ pub const ENDED: Metric = counter(
 pub const REFUSED: Metric = counter(
     "crucible_refused_requests_total",
     Unit::Count,
-    "Requests answered with an error, by the error's code (queue_full, invalid_value, ...).",
+    "Requests that were not accepted, by the code of the error that answered them (queue_full, invalid_value, ...).",
     None,
 );
 /// Accepted requests by selection rule.
@@ -290,6 +297,7 @@ pub const ALL: &[Metric] = &[
     PAGES_TOTAL,
     PAGES_PEAK,
     UPTIME,
+    FAILED_ENGINES,
     ACCEPTED,
     ENDED,
     REFUSED,
