@@ -27,6 +27,8 @@ pub mod config;
 #[forbid(unsafe_code)]
 pub mod faults;
 #[forbid(unsafe_code)]
+pub mod hex;
+#[forbid(unsafe_code)]
 pub mod load;
 pub mod model;
 #[forbid(unsafe_code)]

@@ -211,7 +211,7 @@ fn an_ordinary_scrape_sees_a_dead_engine_while_its_process_lives_and_the_alerts_
     }
     let script = Script { fault: Arc::new(|_| Fault::FailAtPoll), ..Script::default() };
     script.hold.store(true, Ordering::Release);
-    let server = Scripted::start(script.clone(), &["server.fatal_linger_ms=600000"]);
+    let server = Scripted::start(script.clone(), &["server.fatal_linger_ms=60000"]);
     let prometheus = Prometheus::start(server.address);
     let pending = send_json(server.address, "/v1/generate", &json!({"prompt": "abc", "max_tokens": 5}));
     until("a scrape sees the request", || !prometheus.query("crucible_running_requests == 1").is_empty());

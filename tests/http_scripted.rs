@@ -503,6 +503,64 @@ fn a_request_is_either_accepted_or_refused_when_the_engine_dies() {
 }
 
 #[test]
+fn an_engine_that_dies_in_a_drain_is_never_taken_for_a_drained_one() {
+    // Seen: the end of the last request and the death came together, and either was taken.
+    for _ in 0..12 {
+        let script = Script { fault: Arc::new(|_| Fault::FailAtPoll), ..Script::default() };
+        script.hold.store(true, Ordering::Release);
+        let server = Scripted::start(script.clone(), &["server.fatal_linger_ms=0"]);
+        let pending = send_json(server.address, "/v1/generate", &json!({"prompt": "abc", "max_tokens": 50}));
+        until("it is accepted", || stats(&server)["accepted_requests"] == 1);
+        server.begin_drain();
+        until("the drain has begun", || get(server.address, "/ready").status == 503);
+        script.hold.store(false, Ordering::Release);
+        assert_eq!(pending.response().status, 503);
+        assert!(matches!(server.ending(), Ending::Failed(_)));
+    }
+}
+
+#[test]
+fn a_slow_reader_has_what_is_left_of_the_drain_for_what_waits_for_it() {
+    let overrides = ["server.stream_buffer_bytes=268435456", "server.drain_deadline_ms=120000"];
+    let server = Scripted::start(Script::default(), &overrides);
+    // More than the system's buffers of a connection hold.
+    let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 1000, "n": 8, "stream": true,
+                      "logprobs": true, "top_logprobs": 20, "ignore_eos": true});
+    let mut slow = send_json(server.address, "/v1/chat/completions", &body);
+    assert_eq!(slow.head().status, 200);
+    until("everything is generated", || stats(&server)["completed_requests"] == 8);
+    server.begin_drain();
+    until("the drain has begun", || get_or_gone(server.address) != Some(200));
+    // Seen: the rest was cut a second after the last token.
+    std::thread::sleep(Duration::from_secs(4));
+    let mut text = Vec::new();
+    while let Some(chunk) = slow.chunk().expect("the whole stream") {
+        text.extend(chunk);
+    }
+    let events = http_support::client::events(&String::from_utf8(text).unwrap());
+    assert!(events.len() > 8_000, "{}", events.len());
+    assert_eq!(events.last().map(|(_, data)| data.as_str()), Some("[DONE]"));
+    assert_eq!(server.ending(), Ending::Drained);
+}
+
+/// The status of /ready, or nothing where nobody listens any more.
+fn get_or_gone(address: std::net::SocketAddr) -> Option<u16> {
+    std::net::TcpStream::connect(address).ok()?;
+    std::panic::catch_unwind(|| get(address, "/ready").status).ok()
+}
+
+#[test]
+fn a_stream_whose_text_is_held_back_gets_comments_while_its_tokens_come() {
+    // Three of four tokens of this vocabulary have no text, so that silences of many tokens are common.
+    let script = Script { step_time: Duration::from_millis(10), ..Script::default() };
+    let server = Scripted::start(script, &["server.sse_keep_alive_ms=30"]);
+    let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 200, "stream": true, "temperature": 0});
+    let stream = post(server.address, "/v1/chat/completions", &body);
+    // Seen: every token put the comment off, shown or not.
+    assert!(stream.text().contains(": keep-alive"), "{}", stream.text());
+}
+
+#[test]
 fn a_logit_that_is_not_finite_fails_its_request_only() {
     let script = Script { not_finite: Arc::new(|request, index| request.0 == 1 && index == 3), ..Script::default() };
     let server = Scripted::start(script, &[]);

@@ -210,3 +210,28 @@ fn what_a_command_cannot_read_or_use_is_refused_and_not_replaced() {
     let error = failing(&["serve", "--set", "model.path=synthetic", "--set", "executor.pin=1024"]);
     assert!(error.contains("executor.pin is 1024, it must lie in 0..=1023") && !error.contains("panicked"), "{error}");
 }
+
+#[test]
+fn health_tells_the_longest_prompt_and_sequence_and_they_are_served() {
+    for (overrides, prompt, sequence) in [
+        (&[][..], 511, 512),
+        (&["limits.max_prompt_tokens=40"], 40, 512),
+        (&["kv.pages=4"], 64, 65),
+        (&["limits.max_prompt_tokens=40", "limits.max_new_tokens=10"], 40, 50),
+    ] {
+        let server = Binary::tiny(overrides);
+        // Seen: only the model's context was told, and clients went on to ask for more than the bounds below it.
+        let health = get(server.address, "/health").json();
+        assert_eq!(
+            (&health["context"], &health["max_prompt_tokens"], &health["max_sequence_tokens"]),
+            (&json!(512), &json!(prompt), &json!(sequence))
+        );
+        let ask = |tokens: usize, new: usize| {
+            let body = json!({"prompt_tokens": vec![97; tokens], "max_tokens": new});
+            let answer = post(server.address, "/v1/generate", &body);
+            (answer.status, answer.json()["error"]["code"].as_str().map(str::to_owned))
+        };
+        let too_long = || (400, Some("context_length_exceeded".to_owned()));
+        assert_eq!((ask(prompt, sequence - prompt), ask(prompt + 1, 1)), ((200, None), too_long()), "{overrides:?}");
+    }
+}

@@ -262,6 +262,19 @@ async fn refusals_and_broken_streams_are_told_and_the_question_is_kept() {
 }
 
 #[actix_web::test]
+async fn a_conversation_that_is_refused_as_too_long_goes_on_without_its_oldest_turns() {
+    let Some(program) = browser::program(2) else { return };
+    let stub = Stub::start(Duration::from_millis(5));
+    let mut browser = opened(&program, &stub).await;
+    let question = "why ".repeat(stub::TEXT_MAX / 8 + 25);
+    assert_eq!(asked(&mut browser, &question).await, SENTENCE);
+    // Seen: the refusal of /tokenize ended every further turn.
+    assert_eq!(asked(&mut browser, &question).await, SENTENCE);
+    let remark = browser.text(REMARK).await;
+    assert!(remark.ends_with("the oldest turn did not fit"), "{remark}");
+}
+
+#[actix_web::test]
 async fn nothing_is_fetched_from_elsewhere_and_the_policy_forbids_it() {
     let Some(program) = browser::program(4) else { return };
     let stub = Stub::start(Duration::from_millis(5));

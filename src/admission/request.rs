@@ -45,6 +45,27 @@ pub struct Limits {
     pub page_tokens: usize,
 }
 
+impl Limits {
+    /// Most new tokens after a prompt of so many; 0 where the prompt leaves no room in the context or the pool.
+    pub fn room(&self, prompt: usize) -> usize {
+        // The last token of an answer is never computed with, so it needs no position in the pool.
+        let pool = (self.pages.saturating_mul(self.page_tokens)).saturating_add(1).saturating_sub(prompt);
+        self.max_new_tokens.min(self.context.saturating_sub(prompt)).min(pool)
+    }
+
+    /// Most tokens of a prompt that one new token can follow.
+    pub fn longest_prompt(&self) -> usize {
+        let pool = self.pages.saturating_mul(self.page_tokens);
+        self.max_prompt_tokens.min(self.context.saturating_sub(1)).min(pool)
+    }
+
+    /// Most tokens of a prompt and its answer together.
+    pub fn longest_sequence(&self) -> usize {
+        let pool = self.pages.saturating_mul(self.page_tokens).saturating_add(1);
+        self.context.min(pool).min(self.max_prompt_tokens.saturating_add(self.max_new_tokens))
+    }
+}
+
 /// A request before it is checked.
 #[derive(Clone, Debug)]
 pub struct RequestSpec {
@@ -74,13 +95,13 @@ pub struct RequestSpec {
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum ValidationError {
     /// No tokens.
-    #[error("the prompt is empty")]
+    #[error("the prompt is empty; send at least one token")]
     EmptyPrompt,
     /// Nothing to generate.
     #[error("max_tokens must be at least 1")]
     ZeroMaxTokens,
     /// Over `Limits::max_prompt_tokens`.
-    #[error("the prompt has {tokens} tokens, the limit is {limit}")]
+    #[error("the prompt has {tokens} tokens, the limit is {limit}; shorten it")]
     PromptTooLong {
         /// Prompt tokens.
         tokens: usize,
@@ -88,7 +109,7 @@ pub enum ValidationError {
         limit: usize,
     },
     /// Over `Limits::max_new_tokens`.
-    #[error("max_tokens is {tokens}, the limit is {limit}")]
+    #[error("max_tokens is {tokens}, the limit is {limit}; lower it")]
     TooManyNewTokens {
         /// Asked for.
         tokens: usize,
@@ -96,7 +117,9 @@ pub enum ValidationError {
         limit: usize,
     },
     /// Prompt plus generated tokens over the context.
-    #[error("{prompt} prompt tokens and {max_new} new tokens exceed the context of {context}")]
+    #[error(
+        "{prompt} prompt tokens and {max_new} new tokens exceed the context of {context}; lower max_tokens or shorten the prompt"
+    )]
     ContextOverflow {
         /// Prompt tokens.
         prompt: usize,
@@ -106,7 +129,7 @@ pub enum ValidationError {
         context: usize,
     },
     /// More pages than exist.
-    #[error("the request needs {needed} KV pages, the pool has {pages}")]
+    #[error("the request needs {needed} KV pages, the pool has {pages}; lower max_tokens or shorten the prompt")]
     PoolTooSmall {
         /// Needed for life.
         needed: usize,
@@ -114,7 +137,7 @@ pub enum ValidationError {
         pages: usize,
     },
     /// A token id outside the vocabulary.
-    #[error("token id {id} at position {position} is outside the vocabulary of {vocab}")]
+    #[error("token id {id} at position {position} is outside the vocabulary of {vocab}; send ids below {vocab}")]
     TokenOutOfRange {
         /// The id.
         id: u32,
@@ -124,13 +147,13 @@ pub enum ValidationError {
         vocab: usize,
     },
     /// More biases than a slot holds.
-    #[error("the bias has {entries} entries, the limit is {MAX_BIAS}")]
+    #[error("the bias has {entries} entries, the limit is {MAX_BIAS}; send fewer")]
     TooManyBiases {
         /// Entries that have an effect.
         entries: usize,
     },
     /// A bias for a token that does not exist.
-    #[error("the bias names token id {id}, which is outside the vocabulary of {vocab}")]
+    #[error("the bias names token id {id}, which is outside the vocabulary of {vocab}; send ids below {vocab}")]
     BiasOutOfRange {
         /// The id.
         id: u32,
@@ -138,7 +161,7 @@ pub enum ValidationError {
         vocab: usize,
     },
     /// A bias that stands twice.
-    #[error("the bias names token id {id} twice")]
+    #[error("the bias names token id {id} twice; give it once")]
     BiasRepeated {
         /// The id.
         id: u32,

@@ -31,6 +31,25 @@ fn arrival(permits: &QueuePermits, id: u64, pages: usize) -> Option<Arrival<()>>
     Some(Arrival { request, permit: permits.try_take()?, hub: (), at: Duration::from_micros(id) })
 }
 
+#[test]
+fn no_sequence_is_longer_than_the_longest_that_is_told_and_the_longest_prompt_has_one() {
+    let narrow = |context, max_prompt_tokens, max_new_tokens, pages| Limits {
+        context,
+        max_prompt_tokens,
+        max_new_tokens,
+        pages,
+        ..LIMITS
+    };
+    for limits in [narrow(64, 64, 64, 9), narrow(64, 20, 64, 9), narrow(64, 64, 64, 2), narrow(64, 20, 10, 9)] {
+        let (prompt, sequence) = (limits.longest_prompt(), limits.longest_sequence());
+        let taken = |prompt: usize, new: usize| {
+            (1..=limits.max_prompt_tokens).contains(&prompt) && (1..=limits.room(prompt)).contains(&new)
+        };
+        assert!(taken(prompt, sequence - prompt), "{limits:?}");
+        assert!((1..=sequence).all(|prompt| !taken(prompt, sequence + 1 - prompt)), "{limits:?}");
+    }
+}
+
 fn home() -> (PageHome, Arc<Mutex<Vec<ReturnedPages>>>) {
     let returned = Arc::<Mutex<Vec<ReturnedPages>>>::default();
     let sink = Arc::clone(&returned);

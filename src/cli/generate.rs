@@ -12,7 +12,6 @@ use std::time::Duration;
 use actix::Actor;
 use bytes::Bytes;
 use futures_util::StreamExt;
-use serde_json::Value;
 
 use super::Outcome;
 use super::assemble::{Assembled, assemble};
@@ -69,7 +68,7 @@ struct PlainText {
 }
 
 impl Format for PlainText {
-    fn whole(&self, answers: &[Answer], _usage: Usage) -> Value {
+    fn whole(&self, answers: &[Answer], _usage: Usage) -> Bytes {
         answers.iter().map(|a| a.text.as_str()).collect::<String>().into()
     }
 

@@ -7,10 +7,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use super::dialect::Dialect;
 use super::target::{Target, TargetError};
+use crate::model::pull::sha256;
 
 /// A server that has not ended so long after SIGTERM is killed.
 const STOP_WAIT: Duration = Duration::from_secs(60);
@@ -130,10 +130,7 @@ impl Variant {
     pub fn hash(&mut self) -> Result<(), LaunchError> {
         let program = &self.command[0];
         let path = which(program).unwrap_or_else(|| PathBuf::from(program));
-        let mut file = File::open(&path).map_err(io(format!("cannot read {}", path.display())))?;
-        let mut hash = Sha256::new();
-        std::io::copy(&mut file, &mut hash).map_err(io(format!("cannot read {}", path.display())))?;
-        self.sha256 = Some(hash.finalize().iter().map(|b| format!("{b:02x}")).collect());
+        self.sha256 = Some(sha256(&path).map_err(io(format!("cannot read {}", path.display())))?);
         Ok(())
     }
 }

@@ -12,6 +12,7 @@ use super::prompts::{self, TokenRange};
 use super::rng::SplitMix64;
 use super::target::{Target, TargetError, probe};
 use super::workload::Shot;
+use crate::hex::hex;
 
 /// Bytes of a key's hash that are kept.
 const KEY_BYTES: usize = 16;
@@ -108,7 +109,7 @@ fn key(dialect: Dialect, body: &str) -> String {
     hash.update(dialect.path().as_bytes());
     hash.update([b'\n']);
     hash.update(body.as_bytes());
-    hash.finalize().iter().take(KEY_BYTES).map(|b| format!("{b:02x}")).collect()
+    hex(&hash.finalize()[..KEY_BYTES])
 }
 
 #[cfg(test)]

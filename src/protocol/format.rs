@@ -1,7 +1,7 @@
 //! What a dialect must say to turn the answers of one request into a response: as one body, or as the frames of a stream.
 
 use bytes::Bytes;
-use serde_json::Value;
+use serde::Serialize;
 
 use super::choice::{Answer, ChoiceEnd, Delta};
 use super::errors::ApiError;
@@ -17,11 +17,16 @@ pub struct Usage {
     pub completion_tokens: usize,
 }
 
+/// A value as JSON. Writing plain data to memory cannot fail; a value that did would be an empty object.
+pub fn json_bytes<T: Serialize>(value: &T) -> Bytes {
+    serde_json::to_vec(value).map_or_else(|_| Bytes::from_static(b"{}"), Bytes::from)
+}
+
 /// One response in its dialect: either `whole`, or the frames in the order of the calls: `open`, then `prompt`, `token` and `end` per choice,
 /// then `close` or `failed`.
 pub trait Format {
     /// Every answer, as one body.
-    fn whole(&self, answers: &[Answer], usage: Usage) -> Value;
+    fn whole(&self, answers: &[Answer], usage: Usage) -> Bytes;
 
     /// Before anything else.
     fn open(&mut self) -> Option<Bytes> {

@@ -5,12 +5,11 @@ use std::num::NonZeroU32;
 
 use bytes::Bytes;
 use serde::Serialize;
-use serde_json::{Value, json};
 
 use super::body::Body;
 use super::choice::{Answer, ChoiceEnd, Delta};
 use super::errors::{ApiError, Code, ErrorDialect};
-use super::format::{Format, Usage};
+use super::format::{Format, Usage, json_bytes};
 use super::sampling::{DEFAULT_SEED, Sampling};
 use super::sse;
 use crate::actors::session::messages::GeneratedToken;
@@ -137,6 +136,18 @@ struct TokenFrame<'a> {
     logprobs: Option<TokenLogprob>,
 }
 
+/// A whole answer.
+#[derive(Serialize)]
+struct Generated<'a> {
+    text: &'a str,
+    tokens_generated: usize,
+    finish_reason: &'static str,
+    prompt_tokens: usize,
+    token_ids: Vec<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<Vec<TokenLogprob>>,
+}
+
 #[derive(Serialize)]
 struct DoneFrame<'a> {
     finish_reason: &'static str,
@@ -145,20 +156,17 @@ struct DoneFrame<'a> {
 }
 
 impl Format for NativeFormat {
-    fn whole(&self, answers: &[Answer], usage: Usage) -> Value {
-        let Some(answer) = answers.first() else { return Value::Null };
+    fn whole(&self, answers: &[Answer], usage: Usage) -> Bytes {
+        let Some(answer) = answers.first() else { return Bytes::from_static(b"null") };
         let ids: Vec<u32> = answer.tokens.iter().map(|t| t.id).collect();
-        let mut body = json!({
-            "text": answer.text,
-            "tokens_generated": ids.len(),
-            "finish_reason": answer.reason.name(),
-            "prompt_tokens": usage.prompt_tokens,
-            "token_ids": ids,
-        });
-        if self.logprobs.is_some() {
-            body["logprobs"] = answer.tokens.iter().filter_map(TokenLogprob::of).map(|l| json!(l)).collect();
-        }
-        body
+        json_bytes(&Generated {
+            text: &answer.text,
+            tokens_generated: ids.len(),
+            finish_reason: answer.reason.name(),
+            prompt_tokens: usage.prompt_tokens,
+            token_ids: ids,
+            logprobs: self.logprobs.map(|_| answer.tokens.iter().filter_map(TokenLogprob::of).collect()),
+        })
     }
 
     fn token(&mut self, _choice: usize, delta: &Delta) -> Option<Bytes> {
@@ -178,6 +186,8 @@ impl Format for NativeFormat {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
     fn refused(body: Value) -> (Code, String) {

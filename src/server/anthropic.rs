@@ -23,7 +23,7 @@ pub async fn messages(
 }
 
 async fn message(service: &Service, body: Bytes) -> Result<Asked, ApiError> {
-    let asked = MessagesRequest::parse(&body)?;
+    let asked = text::parsed(body, MessagesRequest::parse).await?;
     let Conversation { model, turns, end } = asked.conversation;
     service.check_model(&model)?;
     let prompt = text::chat(service, turns, end).await?;
@@ -60,7 +60,7 @@ async fn message(service: &Service, body: Bytes) -> Result<Asked, ApiError> {
 pub async fn count_tokens(request: HttpRequest, payload: web::Payload, service: web::Data<Service>) -> HttpResponse {
     let answered = async {
         let body = intake::body(&service, &request, payload).await?;
-        let Conversation { model, turns, end } = Conversation::parse(&body)?;
+        let Conversation { model, turns, end } = text::parsed(body, Conversation::parse).await?;
         service.check_model(&model)?;
         let prompt = text::chat(&service, turns, end).await?;
         let id = (ErrorDialect::Anthropic.id_header(), format!("req_{}", service.serial()));

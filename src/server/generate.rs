@@ -42,7 +42,7 @@ fn surface(request: &HttpRequest) -> Dialect {
 }
 
 async fn translate(service: &Service, body: Bytes, transport: Transport, dialect: Dialect) -> Result<Asked, ApiError> {
-    let asked = Generate::parse(&body)?;
+    let asked = text::parsed(body, Generate::parse).await?;
     let field = match asked.prompt {
         Prompt::Text(_) => "prompt",
         Prompt::Tokens(_) => "prompt_tokens",

@@ -62,7 +62,9 @@ pub async fn body(service: &Service, request: &HttpRequest, payload: web::Payloa
     json_type(request)?;
     plain(request)?;
     let limit = service.config.server.body_limit_bytes;
-    let too_large = || ApiError::new(Code::PayloadTooLarge, format!("the body is over the limit of {limit} bytes"));
+    let too_large = || {
+        ApiError::new(Code::PayloadTooLarge, format!("the body is over the limit of {limit} bytes; send a shorter one"))
+    };
     let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
     if announced.is_some_and(|length| length > limit) {
         return Err(too_large());
@@ -71,8 +73,9 @@ pub async fn body(service: &Service, request: &HttpRequest, payload: web::Payloa
     let read = async {
         let mut whole = BytesMut::with_capacity(announced.unwrap_or(0).min(65_536));
         while let Some(chunk) = payload.next().await {
-            let chunk =
-                chunk.map_err(|e| ApiError::new(Code::InvalidJson, format!("the body could not be read: {e}")))?;
+            let chunk = chunk.map_err(|e| {
+                ApiError::new(Code::InvalidJson, format!("the body could not be read: {e}; send it whole"))
+            })?;
             if whole.len() + chunk.len() > limit {
                 return Err(too_large());
             }
@@ -82,7 +85,11 @@ pub async fn body(service: &Service, request: &HttpRequest, payload: web::Payloa
     };
     match tokio::time::timeout(service.config.server.body_timeout, read).await {
         Ok(body) => body,
-        Err(_) => Err(ApiError::new(Code::RequestTimeout, "the body did not arrive in time")),
+        Err(_) => {
+            let limit = service.config.server.body_timeout.as_millis();
+            let text = format!("the body did not arrive in time; send it within {limit} ms of its head");
+            Err(ApiError::new(Code::RequestTimeout, text))
+        }
     }
 }
 

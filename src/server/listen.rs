@@ -54,7 +54,9 @@ where
     S::Response: Into<Response<B>> + 'static,
     B: MessageBody + 'static,
 {
-    let workers = ServerBuilder::new().workers(config.workers).shutdown_timeout(FLUSH_SECONDS).disable_signals();
+    // Who ends the process waits for less, as long as is left of the drain.
+    let patience = config.drain_deadline.as_secs() + 1 + FLUSH_SECONDS;
+    let workers = ServerBuilder::new().workers(config.workers).shutdown_timeout(patience).disable_signals();
     let keep_alive = match config.keep_alive {
         Duration::ZERO => KeepAlive::Disabled,
         time => KeepAlive::Timeout(time),

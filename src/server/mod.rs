@@ -24,6 +24,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use actix::{Actor, Addr};
 use tokio::sync::Notify;
 
+use crate::actors::session::messages::SessionFailure;
 use crate::actors::session::{Registry, SessionHub};
 use crate::actors::topology::EngineHandle;
 use crate::config::Config;
@@ -81,10 +82,10 @@ impl Service {
     /// The server drains, or its engine is dead.
     fn accepting(&self) -> Result<(), ApiError> {
         if let Some(reason) = self.engine.fatal().borrow().as_ref() {
-            return Err(ApiError::new(Code::EngineFailed, format!("the engine failed: {reason}")));
+            return Err(ApiError::from(&SessionFailure::Engine(Arc::clone(reason))));
         }
         if self.draining.load(Ordering::Acquire) {
-            return Err(ApiError::new(Code::Draining, "the server is shutting down"));
+            return Err(ApiError::from(&SessionFailure::Draining));
         }
         Ok(())
     }

@@ -44,7 +44,7 @@ pub async fn completions(
 }
 
 async fn chat(service: &Service, body: Bytes) -> Result<Asked, ApiError> {
-    let ChatRequest { common, messages, max_tokens, logprobs } = ChatRequest::parse(&body)?;
+    let ChatRequest { common, messages, max_tokens, logprobs } = text::parsed(body, ChatRequest::parse).await?;
     service.check_model(&common.model)?;
     let prompt = text::chat(service, messages, GenerationPrompt::Add).await?;
     let max_new_tokens = max_tokens.map_or_else(|| room(service, prompt.len()), |limit| limit.tokens);
@@ -65,7 +65,8 @@ async fn chat(service: &Service, body: Bytes) -> Result<Asked, ApiError> {
 }
 
 async fn completion(service: &Service, body: Bytes) -> Result<Asked, ApiError> {
-    let CompletionRequest { common, prompts, max_tokens, echo, logprobs } = CompletionRequest::parse(&body)?;
+    let CompletionRequest { common, prompts, max_tokens, echo, logprobs } =
+        text::parsed(body, CompletionRequest::parse).await?;
     service.check_model(&common.model)?;
     let sequences = prompts.len() * common.n;
     if sequences > MAX_SEQUENCES {
@@ -144,8 +145,5 @@ fn transport(delivery: Delivery) -> Transport {
 /// Tokens for a chat that names no number: the configured default, or what is left of the context and the pool. At least one, so
 /// that a prompt that leaves no room is refused for that reason.
 fn room(service: &Service, prompt: usize) -> usize {
-    let limits = service.engine.limits();
-    let pool = (limits.pages * limits.page_tokens + 1).saturating_sub(prompt);
-    let context = limits.context.saturating_sub(prompt);
-    service.config.limits.default_new_tokens.min(limits.max_new_tokens).min(pool).min(context).max(1)
+    service.config.limits.default_new_tokens.min(service.engine.limits().room(prompt)).max(1)
 }

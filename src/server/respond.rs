@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use actix_web::http::header;
+use actix_web::http::header::{self, ContentType};
 use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
 
@@ -15,6 +15,10 @@ use crate::protocol::choice::ChoiceDecoder;
 use crate::protocol::errors::{ApiError, Code};
 use crate::protocol::format::Format;
 use crate::protocol::sampling::Sampling;
+
+/// Entries of an answer that is one body, at most: a token or one of its alternatives, of every choice. The body is built on the
+/// worker, about a hundred bytes an entry with log-probabilities.
+const WHOLE_ENTRIES_MAX: usize = 1 << 20;
 
 /// How an answer travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,12 +111,37 @@ pub async fn answer(
     }
 }
 
+/// Whether the answer, at its longest, may be one body. `longest` is the longest sequence in tokens; a request for more is refused for
+/// that reason later.
+///
+/// # Errors
+/// It may have more than `WHOLE_ENTRIES_MAX` entries.
+fn fits_one_body(specs: &[RequestSpec], longest: usize, names: FieldNames) -> Result<(), ApiError> {
+    let entries = |spec: &RequestSpec| {
+        let scored = if spec.score_prompt { spec.prompt.len() } else { 0 };
+        let tokens = spec.max_new_tokens.saturating_add(scored).min(longest);
+        tokens.saturating_mul(1 + usize::from(spec.logprobs.unwrap_or(0)))
+    };
+    let entries = specs.iter().map(entries).fold(0, usize::saturating_add);
+    if entries <= WHOLE_ENTRIES_MAX {
+        return Ok(());
+    }
+    let text = format!(
+        "the answer may have {entries} entries (choices × tokens × (1 + alternatives)), a body holds {WHOLE_ENTRIES_MAX}; \
+         stream it, or ask for fewer choices, tokens or alternatives"
+    );
+    Err(ApiError::about(Code::InvalidValue, names.max_tokens, text))
+}
+
 /// The response, or how the request failed after the engine had been given it: the engine's account counts that one.
 ///
 /// # Errors
 /// The request was refused before.
 async fn respond(service: &Service, hub: &WorkerHub, asked: Asked) -> Result<Result<HttpResponse, ApiError>, ApiError> {
     let Asked { specs, stop, prompt_tokens, name, id, names, format, transport } = asked;
+    if transport == Transport::Whole {
+        fits_one_body(&specs, service.engine.limits().longest_sequence(), names)?;
+    }
     let decoder = || ChoiceDecoder::new(Box::new(service.tokenizer.detokenizer()), &stop);
     let choices: Vec<_> = specs.into_iter().map(|spec| (spec, decoder())).collect();
     let (count, keep_alive) = (choices.len(), service.config.server.sse_keep_alive);
@@ -130,8 +159,10 @@ async fn respond(service: &Service, hub: &WorkerHub, asked: Asked) -> Result<Res
             let guard = start(output)?;
             let outcome = outcome.await;
             drop(guard);
-            let ended = |_| Err(ApiError::new(Code::EngineFailed, "the session ended without an answer"));
-            Ok(outcome.unwrap_or_else(ended).map(|body| builder.json(body)))
+            let ended = |_| {
+                Err(ApiError::new(Code::EngineFailed, "the session ended without an answer; send the request again"))
+            };
+            Ok(outcome.unwrap_or_else(ended).map(|body| builder.content_type(ContentType::json()).body(body)))
         }
         Transport::Stream => {
             let (output, frames) = Output::frames(format, service.config.server.stream_buffer_bytes);
@@ -140,5 +171,37 @@ async fn respond(service: &Service, hub: &WorkerHub, asked: Asked) -> Result<Res
             builder.insert_header((header::CACHE_CONTROL, "no-cache")).insert_header(("x-accel-buffering", "no"));
             Ok(Ok(builder.streaming(FrameBody::new(frames, guard))))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Rule;
+
+    #[test]
+    fn an_answer_of_very_many_entries_is_not_one_body() {
+        let spec = |max_new_tokens, logprobs, score_prompt| RequestSpec {
+            prompt: vec![1; 1_000].into(),
+            max_new_tokens,
+            rule: Rule::Greedy,
+            adjust: None,
+            seed: 0,
+            choice: 0,
+            eos: Arc::from([]),
+            logprobs,
+            score_prompt,
+            dialect: Dialect::OpenaiCompletions,
+        };
+        let names = FieldNames { prompt: "prompt", max_tokens: "max_tokens" };
+        let fits = |n: usize, spec: RequestSpec| fits_one_body(&vec![spec; n], 8_192, names);
+        assert!(fits(1_024, spec(1_024, None, false)).is_ok());
+        assert!(fits(1_024, spec(1_025, None, false)).is_err());
+        assert!(fits(48, spec(1_024, Some(20), false)).is_ok());
+        // Seen: such a request made gigabytes of JSON on the worker.
+        let error = fits(64, spec(1_024, Some(20), false)).expect_err("too many");
+        assert_eq!((error.code, error.param.as_deref()), (Code::InvalidValue, Some("max_tokens")));
+        assert!(fits(48, spec(100, Some(20), true)).is_err(), "the prompt's tokens have entries too");
+        assert!(fits(6, spec(usize::MAX, Some(20), false)).is_ok(), "refused for its length later");
     }
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use actix_cors::Cors;
 use actix_web::dev::ServerHandle;
@@ -60,12 +60,24 @@ pub async fn serve(service: web::Data<Service>, ready: impl FnOnce(SocketAddr)) 
     let running = tokio::task::spawn_local(server);
     ready(address);
     let mut fatal = service.engine.fatal();
-    let ending = tokio::select! {
-        () = signals.next() => drain(&service, &mut signals).await,
-        () = service.stop.notified() => drain(&service, &mut signals).await,
-        reason = died(&mut fatal) => Ending::Failed(reason),
+    let asked_to_end = async {
+        tokio::select! {
+            () = signals.next() => {}
+            () = service.stop.notified() => {}
+        }
     };
-    wind_down(&service, &handle, &mut signals, &ending).await;
+    let died = tokio::select! {
+        biased;
+        reason = died(&mut fatal) => Some(Ending::Failed(reason)),
+        () = asked_to_end => None,
+    };
+    // What the answers of a drain leave of its time, their readers have.
+    let until = Instant::now() + config.drain_deadline;
+    let ending = match died {
+        Some(ending) => ending,
+        None => drain(&service, &mut signals).await,
+    };
+    let ending = wind_down(&service, &handle, &mut signals, ending, until).await;
     drop(running);
     Ok(ending)
 }
@@ -118,10 +130,15 @@ impl Signals {
 /// Waits for the death of the engine; returns its reason.
 async fn died(fatal: &mut watch::Receiver<Option<Arc<str>>>) -> String {
     let reason = fatal.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+    said(reason)
+}
+
+/// Why the engine is dead.
+fn said(reason: Option<Arc<str>>) -> String {
     reason.map_or_else(|| "the engine has stopped".to_owned(), |reason| reason.to_string())
 }
 
-/// Refuses new work and waits for what is live.
+/// Refuses new work and waits for what is live. An engine that dies meanwhile has failed, although nothing is live in it either.
 async fn drain(service: &Service, signals: &mut Signals) -> Ending {
     service.draining.store(true, Ordering::Release);
     let deadline = service.config.server.drain_deadline;
@@ -130,16 +147,28 @@ async fn drain(service: &Service, signals: &mut Signals) -> Ending {
     let mut fatal = service.engine.fatal();
     let drained = service.engine.drain(deadline);
     tokio::select! {
-        _ = drained => Ending::Drained,
-        () = signals.next() => Ending::Interrupted,
+        biased;
         reason = died(&mut fatal) => Ending::Failed(reason),
+        () = signals.next() => Ending::Interrupted,
+        done = drained => {
+            let reason = service.engine.fatal().borrow().clone();
+            if done.is_ok() && reason.is_none() { Ending::Drained } else { Ending::Failed(said(reason)) }
+        }
     }
 }
 
-/// Lets the sessions write what they have, then stops the workers.
-async fn wind_down(service: &Service, handle: &ServerHandle, signals: &mut Signals, ending: &Ending) {
-    if *ending == Ending::Interrupted {
-        return handle.stop(false).await;
+/// Lets the sessions write what they have, and their clients read it until `until`, at least for `FLUSH_SECONDS`; then stops the
+/// workers. A signal meanwhile is the second one.
+async fn wind_down(
+    service: &Service,
+    handle: &ServerHandle,
+    signals: &mut Signals,
+    ending: Ending,
+    until: Instant,
+) -> Ending {
+    if ending == Ending::Interrupted {
+        handle.stop(false).await;
+        return ending;
     }
     let linger = match ending {
         // Whoever watches /health sees the 503 before the process is gone.
@@ -147,18 +176,26 @@ async fn wind_down(service: &Service, handle: &ServerHandle, signals: &mut Signa
         _ => Duration::ZERO,
     };
     let written = async {
-        tokio::time::sleep(linger).await;
-        let mut patience = 100 * FLUSH_SECONDS;
-        while !service.registry.is_empty() && patience > 0 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-            patience -= 1;
+        tokio::select! {
+            () = tokio::time::sleep(linger) => {}
+            () = service.stop.notified() => {}
         }
-        handle.stop(true).await;
+        let flushed = Instant::now() + Duration::from_secs(FLUSH_SECONDS);
+        let until = if ending == Ending::Drained { until.max(flushed) } else { flushed };
+        while !service.registry.is_empty() && Instant::now() < until {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        if tokio::time::timeout_at(until.into(), handle.stop(true)).await.is_err() {
+            tracing::warn!("clients that had not read their answers to the end are cut");
+        }
     };
     tokio::select! {
-        () = written => {}
-        () = signals.next() => handle.stop(false).await,
-        () = service.stop.notified() => handle.stop(true).await,
+        () = written => ending,
+        () = signals.next() => {
+            // The command is sent at once; workers that are stopping already would be waited for.
+            drop(handle.stop(false));
+            if ending == Ending::Drained { Ending::Interrupted } else { ending }
+        }
     }
 }
 

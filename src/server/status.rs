@@ -11,7 +11,7 @@ use crate::telemetry::metrics::CONTENT_TYPE;
 use crate::telemetry::stats::Stats;
 
 fn description(service: &Service, status: &str) -> Value {
-    let (config, facts) = (&service.config, service.engine.facts());
+    let (config, facts, limits) = (&service.config, service.engine.facts(), service.engine.limits());
     json!({
         "status": status,
         "model": config.model.id,
@@ -19,6 +19,8 @@ fn description(service: &Service, status: &str) -> Value {
         "attention": config.attention.name(),
         "max_batch": config.limits.max_batch,
         "context": facts.context,
+        "max_prompt_tokens": limits.longest_prompt(),
+        "max_sequence_tokens": limits.longest_sequence(),
         "kv_pages": facts.pages,
         "profile": config.model.profile.name(),
         "sampling": {

@@ -1,19 +1,34 @@
-//! Prompts to token ids. Short texts are encoded in place; long ones on a thread of their own, so that a worker's other connections
-//! do not wait.
+//! Bodies to requests, and prompts to token ids. Short ones are read and encoded in place; long ones on a thread of their own, so that a
+//! worker's other connections do not wait.
 
 use std::sync::Arc;
 
 use actix_web::web;
+use bytes::Bytes;
 
 use super::Service;
+use crate::actors::session::messages::SessionFailure;
 use crate::model::chat_template::{ChatMessage, GenerationPrompt};
 use crate::model::conversation::{self, ConversationError};
 use crate::model::tokenizer::{SpecialTokens, Tokenizer};
 use crate::protocol::errors::{ApiError, Code};
 use crate::protocol::native::Prompt;
 
-/// Bytes of text that a worker encodes itself: well under a millisecond.
+/// Bytes of a body or a text that a worker reads or encodes itself: well under a millisecond.
 const IN_PLACE_BYTES: usize = 4_096;
+/// Bytes that a template puts around a message, roughly.
+const MARKS_BYTES: usize = 32;
+
+/// What a body asks for.
+///
+/// # Errors
+/// `parse` refuses it.
+pub async fn parsed<T: Send + 'static>(
+    body: Bytes,
+    parse: impl FnOnce(&[u8]) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    off_the_worker(body.len(), move || parse(&body)).await
+}
 
 /// The ids of a prompt; `field` is its name in the dialect. Text may spell special tokens, and gets a beginning-of-sequence token
 /// where the model wants one.
@@ -67,7 +82,7 @@ fn ids(tokenizer: &Tokenizer, prompt: Prompt, field: &'static str) -> Result<Arc
 pub async fn chat(service: &Service, turns: Vec<ChatMessage>, end: GenerationPrompt) -> Result<Arc<[u32]>, ApiError> {
     let (tokenizer, template) = (service.tokenizer.clone(), service.template.clone());
     let most = tokenizer.bytes_max(service.engine.limits().max_prompt_tokens);
-    let length = turns.iter().map(|t| t.content.len()).sum();
+    let length = chat_bytes(&turns);
     let encode = move || {
         let refused = |e: ConversationError| {
             let too_long = matches!(e, ConversationError::TooLong { .. });
@@ -78,6 +93,11 @@ pub async fn chat(service: &Service, turns: Vec<ChatMessage>, end: GenerationPro
         ids.map(Arc::from).map_err(refused)
     };
     off_the_worker(length, encode).await
+}
+
+/// What a template makes of a conversation, in bytes, roughly: it runs for every message, an empty one too.
+fn chat_bytes(turns: &[ChatMessage]) -> usize {
+    turns.iter().map(|turn| turn.role.len() + turn.content.len() + MARKS_BYTES).sum()
 }
 
 /// Runs `work` here when its input is `length` bytes and that is short, else on a thread of its own.
@@ -91,6 +111,35 @@ pub async fn off_the_worker<T: Send + 'static>(
     if length <= IN_PLACE_BYTES {
         return work();
     }
-    let cancelled = |_| ApiError::new(Code::Draining, "the server is shutting down");
-    web::block(work).await.map_err(cancelled)?
+    web::block(work).await.map_err(|_| ApiError::from(&SessionFailure::Draining))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turns(count: usize, content: &str) -> Vec<ChatMessage> {
+        vec![ChatMessage { role: "user".to_owned(), content: content.to_owned() }; count]
+    }
+
+    #[test]
+    fn very_many_empty_messages_are_no_short_conversation() {
+        // Seen: only contents counted, so that the template ran on the worker for a hundred thousand empty messages.
+        assert!(chat_bytes(&turns(100_000, "")) > IN_PLACE_BYTES);
+        assert!(chat_bytes(&turns(8, "a question of some length")) <= IN_PLACE_BYTES);
+    }
+
+    #[test]
+    fn long_work_leaves_the_worker_and_short_work_does_not() {
+        actix_web::rt::System::new().block_on(async {
+            let here = std::thread::current().id();
+            let on = async |length| off_the_worker(length, || Ok(std::thread::current().id())).await.expect("no error");
+            assert_eq!(on(IN_PLACE_BYTES).await, here);
+            assert_ne!(on(IN_PLACE_BYTES + 1).await, here);
+            let body = |bytes: usize| Bytes::from(vec![b' '; bytes]);
+            let parsed_on = async |body| parsed(body, |_| Ok(std::thread::current().id())).await.expect("no error");
+            assert_eq!(parsed_on(body(IN_PLACE_BYTES)).await, here);
+            assert_ne!(parsed_on(body(IN_PLACE_BYTES + 1)).await, here);
+        });
+    }
 }

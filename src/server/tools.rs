@@ -1,10 +1,11 @@
 //! POST /tokenize and /detokenize: exactly the ids that a request would be served with, and back.
 
 use actix_web::{HttpRequest, HttpResponse, web};
+use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::{Service, intake, text};
-use crate::model::chat_template::GenerationPrompt;
+use crate::model::chat_template::{ChatMessage, GenerationPrompt};
 use crate::model::tokenizer::{SpecialText, SpecialTokens};
 use crate::protocol::body::Body;
 use crate::protocol::errors::{ApiError, Code};
@@ -17,20 +18,43 @@ const BYTES_PER_TOKEN: usize = 4;
 pub async fn tokenize(request: HttpRequest, payload: web::Payload, service: web::Data<Service>) -> HttpResponse {
     let answered = async {
         let body = intake::body(&service, &request, payload).await?;
-        let tokens = tokens(&service, Body::parse(&body)?).await?;
+        let tokens = tokens(&service, body).await?;
         Ok(HttpResponse::Ok().json(json!({"tokens": &tokens[..], "count": tokens.len()})))
     };
     answered.await.unwrap_or_else(|e: ApiError| intake::refuse(&service, &request, &e))
 }
 
-async fn tokens(service: &Service, mut body: Body) -> Result<Vec<u32>, ApiError> {
-    match (body.string("text")?, body.value("messages")) {
-        (Some(text), None) => {
-            let special = match body.boolean("special_tokens")?.unwrap_or(true) {
-                true => SpecialTokens::Parse,
-                false => SpecialTokens::AsText,
-            };
-            body.finish()?;
+/// What is to be tokenised.
+enum Asked {
+    Text(String, SpecialTokens),
+    Chat(Vec<ChatMessage>, GenerationPrompt),
+}
+
+impl Asked {
+    fn parse(bytes: &[u8]) -> Result<Self, ApiError> {
+        let mut body = Body::parse(bytes)?;
+        let asked = match (body.string("text")?, body.value("messages")) {
+            (Some(text), None) => match body.boolean("special_tokens")?.unwrap_or(true) {
+                true => Self::Text(text, SpecialTokens::Parse),
+                false => Self::Text(text, SpecialTokens::AsText),
+            },
+            (None, Some(messages)) => match body.boolean("add_generation_prompt")?.unwrap_or(true) {
+                true => Self::Chat(chat::turns(messages)?, GenerationPrompt::Add),
+                false => Self::Chat(chat::turns(messages)?, GenerationPrompt::Omit),
+            },
+            (None, None) => body.require("text", None)?,
+            (Some(_), Some(_)) => {
+                return Err(ApiError::about(Code::InvalidValue, "messages", "text and messages exclude each other"));
+            }
+        };
+        body.finish()?;
+        Ok(asked)
+    }
+}
+
+async fn tokens(service: &Service, body: Bytes) -> Result<Vec<u32>, ApiError> {
+    match text::parsed(body, Asked::parse).await? {
+        Asked::Text(text, special) => {
             let tokenizer = service.tokenizer.clone();
             let length = text.len();
             // Text that spells special tokens is a prompt; text that does not is only text.
@@ -43,18 +67,7 @@ async fn tokens(service: &Service, mut body: Body) -> Result<Vec<u32>, ApiError>
             };
             text::off_the_worker(length, encode).await
         }
-        (None, Some(messages)) => {
-            let end = match body.boolean("add_generation_prompt")?.unwrap_or(true) {
-                true => GenerationPrompt::Add,
-                false => GenerationPrompt::Omit,
-            };
-            body.finish()?;
-            Ok(text::chat(service, chat::turns(messages)?, end).await?.to_vec())
-        }
-        (None, None) => body.require("text", None),
-        (Some(_), Some(_)) => {
-            Err(ApiError::about(Code::InvalidValue, "messages", "text and messages exclude each other"))
-        }
+        Asked::Chat(turns, end) => Ok(text::chat(service, turns, end).await?.to_vec()),
     }
 }
 
@@ -62,12 +75,14 @@ async fn tokens(service: &Service, mut body: Body) -> Result<Vec<u32>, ApiError>
 pub async fn detokenize(request: HttpRequest, payload: web::Payload, service: web::Data<Service>) -> HttpResponse {
     let answered = async {
         let body = intake::body(&service, &request, payload).await?;
-        Ok(HttpResponse::Ok().json(text_of(&service, Body::parse(&body)?).await?))
+        Ok(HttpResponse::Ok().json(text_of(&service, body).await?))
     };
     answered.await.unwrap_or_else(|e: ApiError| intake::refuse(&service, &request, &e))
 }
 
-async fn text_of(service: &Service, mut body: Body) -> Result<Value, ApiError> {
+/// The ids that are to become text, and how.
+fn ids(bytes: &[u8]) -> Result<(Vec<u32>, SpecialText), ApiError> {
+    let mut body = Body::parse(bytes)?;
     let tokens = body.token_ids("tokens")?;
     let tokens = body.require("tokens", tokens)?;
     let special = match body.boolean("special_tokens")?.unwrap_or(true) {
@@ -75,9 +90,14 @@ async fn text_of(service: &Service, mut body: Body) -> Result<Value, ApiError> {
         false => SpecialText::Hide,
     };
     body.finish()?;
+    Ok((tokens, special))
+}
+
+async fn text_of(service: &Service, body: Bytes) -> Result<Value, ApiError> {
+    let (tokens, special) = text::parsed(body, ids).await?;
     let vocab = service.engine.limits().vocab;
     if let Some(id) = tokens.iter().find(|&&id| id as usize >= vocab) {
-        let text = format!("token id {id} is outside the vocabulary of {vocab}");
+        let text = format!("token id {id} is outside the vocabulary of {vocab}; send ids below {vocab}");
         return Err(ApiError::about(Code::InvalidValue, "tokens", text));
     }
     let tokenizer = service.tokenizer.clone();

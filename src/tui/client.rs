@@ -33,6 +33,9 @@ pub enum ClientError {
     /// The server took too long.
     #[error("{0} did not answer in time")]
     Silent(String),
+    /// Prompt and answer are too long for the server.
+    #[error("{0}")]
+    TooLong(String),
     /// The server refused.
     #[error("{message} (status {status})")]
     Refused {
@@ -92,40 +95,59 @@ impl Client {
     }
 
     async fn stream(&self, ask: &Ask, news: &mut impl FnMut(StreamNews)) -> Result<(), ClientError> {
-        let tokens;
-        let prompt = match &ask.prompt {
+        let response = match &ask.prompt {
             Prompt::Raw(text) => {
                 news(StreamNews::Prompted { tokens: None, turns_left_out: 0 });
-                PromptBody::Text(text)
+                self.generate(PromptBody::Text(text), ask).await?
             }
-            Prompt::Chat(messages) => {
-                let turns_left_out;
-                (tokens, turns_left_out) = self.fitting(messages, ask).await?;
-                news(StreamNews::Prompted { tokens: Some(tokens.len()), turns_left_out });
-                PromptBody::Tokens(&tokens)
-            }
+            Prompt::Chat(messages) => self.chat(messages, ask, news).await?,
         };
+        self.read_events(response, news).await
+    }
+
+    async fn generate(&self, prompt: PromptBody<'_>, ask: &Ask) -> Result<ClientResponse, ClientError> {
         let body = GenerateBody { prompt, sampling: &ask.sampling };
         // A stream is cancelled by dropping its connection, so it has one of its own.
         let request = self.post("/v1/generate/stream").force_close();
-        let response = within(SILENCE_TIMEOUT, request.send_json(&body), &self.base).await?;
-        self.read_events(accepted(response).await?, news).await
+        accepted(within(SILENCE_TIMEOUT, request.send_json(&body), &self.base).await?).await
     }
 
-    /// The token ids of the conversation, without its oldest turns if the context holds no more.
-    async fn fitting(&self, messages: &[Message], ask: &Ask) -> Result<(Vec<u32>, usize), ClientError> {
+    /// Asks for the answer to a conversation, without its oldest turns if the server takes no more: one by one while the lengths that
+    /// it told are exceeded, and half of those left whenever it refuses all the same.
+    async fn chat(
+        &self,
+        messages: &[Message],
+        ask: &Ask,
+        news: &mut impl FnMut(StreamNews),
+    ) -> Result<ClientResponse, ClientError> {
+        let turns = messages.len() / 2;
         let mut turns_left_out = 0;
         loop {
-            let rest = &messages[2 * turns_left_out..];
-            let request = self.post("/tokenize").send_json(&TokenizeBody { messages: rest });
-            let response = within(ANSWER_TIMEOUT, request, &self.base).await?;
-            let Tokenized { tokens } = json("/tokenize", &mut accepted(response).await?).await?;
-            let fits = ask.context == 0 || tokens.len() + ask.sampling.max_tokens <= ask.context;
-            if fits || rest.len() <= 2 {
-                return Ok((tokens, turns_left_out));
+            let answer = match self.tokenize(&messages[2 * turns_left_out..]).await {
+                Ok(tokens) if turns_left_out < turns && !ask.lengths.hold(tokens.len(), ask.sampling.max_tokens) => {
+                    turns_left_out += 1;
+                    continue;
+                }
+                Ok(tokens) => {
+                    news(StreamNews::Prompted { tokens: Some(tokens.len()), turns_left_out });
+                    self.generate(PromptBody::Tokens(&tokens), ask).await
+                }
+                Err(error) => Err(error),
+            };
+            match answer {
+                Err(ClientError::TooLong(_)) if turns_left_out < turns => {
+                    turns_left_out += (turns - turns_left_out).div_ceil(2);
+                }
+                answer => return answer,
             }
-            turns_left_out += 1;
         }
+    }
+
+    async fn tokenize(&self, messages: &[Message]) -> Result<Vec<u32>, ClientError> {
+        let request = self.post("/tokenize").send_json(&TokenizeBody { messages });
+        let response = within(ANSWER_TIMEOUT, request, &self.base).await?;
+        let Tokenized { tokens } = json("/tokenize", &mut accepted(response).await?).await?;
+        Ok(tokens)
     }
 
     /// Reads events until the one that ends the stream.
@@ -206,9 +228,12 @@ async fn accepted(mut response: ClientResponse) -> Result<ClientResponse, Client
     if status.is_success() {
         return Ok(response);
     }
-    let body = json::<ErrorData>("an error", &mut response).await;
-    let message = body.map_or_else(|_| "refused without a reason".to_owned(), ErrorData::message);
-    Err(ClientError::Refused { status: status.as_u16(), message })
+    let status = status.as_u16();
+    Err(match json::<ErrorData>("an error", &mut response).await {
+        Ok(error) if error.says_too_long() => ClientError::TooLong(error.message()),
+        Ok(error) => ClientError::Refused { status, message: error.message() },
+        Err(_) => ClientError::Refused { status, message: "refused without a reason".to_owned() },
+    })
 }
 
 /// Reads a whole answer as JSON.
@@ -222,3 +247,7 @@ async fn json<T: DeserializeOwned>(path: &'static str, response: &mut ClientResp
 fn unexpected(what: &'static str, error: impl std::fmt::Display) -> ClientError {
     ClientError::Unexpected(what, error.to_string())
 }
+
+#[cfg(test)]
+#[path = "client_tests.rs"]
+mod tests;

@@ -8,7 +8,7 @@ use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use super::editor::{Editor, printable};
 use super::meter::{RateMeter, StreamMeter};
 use super::settings::{Mode, Panel, Sampling, Step};
-use super::wire::{Health, Message, SamplingBody, Stats};
+use super::wire::{Health, Lengths, Message, SamplingBody, Stats};
 
 /// Lines that PageUp and PageDown move.
 const PAGE_LINES: usize = 10;
@@ -37,7 +37,7 @@ pub enum Event {
 /// News of one stream.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StreamNews {
-    /// The prompt went out; so many of the oldest turns did not fit the context.
+    /// The prompt went out; so many of the oldest turns did not fit. Said again if the server refused it and it is shortened.
     Prompted {
         /// Tokens of the prompt; unknown for raw text.
         tokens: Option<usize>,
@@ -81,8 +81,8 @@ pub struct Ask {
     pub prompt: Prompt,
     /// How.
     pub sampling: SamplingBody,
-    /// The server's context in tokens; 0 while unknown.
-    pub context: usize,
+    /// What the server takes.
+    pub lengths: Lengths,
 }
 
 /// What to answer.
@@ -127,7 +127,7 @@ pub struct Turn {
     pub meter: StreamMeter,
     /// Tokens of the prompt, once known.
     pub prompt_tokens: Option<usize>,
-    /// Oldest turns that did not fit the context.
+    /// Oldest turns that did not fit.
     pub turns_left_out: usize,
 }
 
@@ -212,12 +212,14 @@ impl App {
                 None
             }
             Event::Health(Ok(health)) => {
+                let health = shown(health);
                 self.server.trouble = (health.status != "ok").then(|| format!("the server is {}", health.status));
                 self.server.health = Some(health);
                 None
             }
             Event::Health(Err(trouble)) => {
-                self.server = Server { health: self.server.health.take(), trouble: Some(trouble), ..Server::default() };
+                let trouble = Some(line(&trouble));
+                self.server = Server { health: self.server.health.take(), trouble, ..Server::default() };
                 None
             }
             Event::Stats(stats) => {
@@ -257,14 +259,14 @@ impl App {
             }
             StreamNews::Done { reason, tokens, text } => {
                 turn.answer.push_str(&printable(&text));
-                turn.state = TurnState::Finished { reason, tokens };
+                turn.state = TurnState::Finished { reason: line(&reason), tokens };
                 self.stream = None;
             }
             StreamNews::Failed(error) => {
                 if turn.answer.is_empty() && self.editor.text().is_empty() {
                     self.editor.set(&turn.prompt);
                 }
-                turn.state = TurnState::Failed(error);
+                turn.state = TurnState::Failed(printable(&error));
                 self.stream = None;
             }
         }
@@ -362,7 +364,7 @@ impl App {
                 Mode::Chat => Prompt::Chat(self.conversation(&prompt)),
             },
             sampling: self.panel.sampling.body(),
-            context: self.server.health.as_ref().map_or(0, |health| health.context),
+            lengths: self.server.health.as_ref().map(Health::lengths).unwrap_or_default(),
         };
         self.turns.push(Turn {
             mode,
@@ -398,6 +400,18 @@ impl App {
         }
         Some(Effect::Drop(stream))
     }
+}
+
+/// Text of a server for one line of the screen.
+fn line(text: &str) -> String {
+    printable(text).replace('\n', " ")
+}
+
+/// What a server says of itself, without what would move the terminal's cursor.
+fn shown(health: Health) -> Health {
+    let Health { status, model, device, profile, .. } = &health;
+    let [status, model, device, profile] = [status, model, device, profile].map(|text| line(text));
+    Health { status, model, device, profile, ..health }
 }
 
 #[cfg(test)]

@@ -233,11 +233,37 @@ fn an_unreachable_server_shows_no_stale_numbers() {
 }
 
 #[test]
-fn the_context_of_the_server_goes_with_the_request() {
+fn the_lengths_that_the_server_takes_go_with_the_request() {
     let mut app = app();
-    let health = Health { status: "ok".to_owned(), context: 8192, ..Health::default() };
+    let health = Health {
+        status: "ok".to_owned(),
+        context: 8192,
+        max_prompt_tokens: 4096,
+        max_sequence_tokens: 5000,
+        ..Health::default()
+    };
     app.handle(NOW, Event::Health(Ok(health)));
-    assert_eq!(ask(&mut app, "Hi").context, 8192);
+    assert_eq!(ask(&mut app, "Hi").lengths, Lengths { prompt: Some(4096), sequence: Some(5000) });
+}
+
+#[test]
+fn no_word_of_a_server_moves_the_cursor() {
+    let mut app = app();
+    let word = || "a\x1b[2J\nb\x07".to_owned();
+    let health = Health { status: word(), model: word(), device: word(), profile: word(), ..Health::default() };
+    app.handle(NOW, Event::Health(Ok(health)));
+    let clean = "a[2J b".to_owned();
+    let shown = app.server.health.clone().unwrap();
+    assert_eq!([shown.status, shown.model, shown.device, shown.profile], [(); 4].map(|()| clean.clone()));
+    assert_eq!(app.server.trouble, Some(format!("the server is {clean}")));
+    app.handle(NOW, Event::Health(Err(word())));
+    assert_eq!(app.server.trouble, Some(clean.clone()));
+    let first = ask(&mut app, "Hi");
+    news(&mut app, first.stream, StreamNews::Done { reason: word(), tokens: 0, text: String::new() });
+    assert_eq!(app.turns[0].state, TurnState::Finished { reason: clean, tokens: 0 });
+    let second = ask(&mut app, "Hi");
+    news(&mut app, second.stream, StreamNews::Failed(word()));
+    assert_eq!(app.turns[1].state, TurnState::Failed("a[2J\nb".to_owned()));
 }
 
 #[test]

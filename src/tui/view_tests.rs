@@ -19,6 +19,7 @@ fn app() -> App {
         max_batch: 16,
         context: 8192,
         kv_pages: 1024,
+        ..Health::default()
     };
     app.handle(Duration::ZERO, Event::Health(Ok(health)));
     for (second, steps) in [(1, 0), (2, 45)] {

@@ -103,15 +103,24 @@ pub struct ErrorData {
 #[serde(untagged)]
 enum ErrorBody {
     Text(String),
-    Object { message: String },
+    Object {
+        message: String,
+        #[serde(default)]
+        code: Option<String>,
+    },
 }
 
 impl ErrorData {
     /// The words for a person.
     pub fn message(self) -> String {
         match self.error {
-            ErrorBody::Text(text) | ErrorBody::Object { message: text } => text,
+            ErrorBody::Text(text) | ErrorBody::Object { message: text, .. } => text,
         }
+    }
+
+    /// Whether prompt and answer are too long for the server.
+    pub fn says_too_long(&self) -> bool {
+        matches!(&self.error, ErrorBody::Object { code: Some(code), .. } if code == "context_length_exceeded")
     }
 }
 
@@ -127,12 +136,41 @@ pub struct Health {
     pub device: String,
     /// Resident requests at most.
     pub max_batch: u64,
-    /// Longest sequence in tokens.
+    /// Longest sequence of the model in tokens.
     pub context: usize,
+    /// Longest prompt that is served, in tokens.
+    pub max_prompt_tokens: usize,
+    /// Longest prompt and answer together that are served, in tokens.
+    pub max_sequence_tokens: usize,
     /// KV pages in all.
     pub kv_pages: u64,
     /// The numerics profile.
     pub profile: String,
+}
+
+impl Health {
+    /// What the server takes; an older one told its context only.
+    pub fn lengths(&self) -> Lengths {
+        let known = |tokens: usize| (tokens > 0).then_some(tokens);
+        let sequence = known(self.max_sequence_tokens).or(known(self.context));
+        Lengths { prompt: known(self.max_prompt_tokens), sequence }
+    }
+}
+
+/// The longest prompt and the longest prompt and answer together that a server takes, in tokens; absent while unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lengths {
+    /// Of the prompt.
+    pub prompt: Option<usize>,
+    /// Of both.
+    pub sequence: Option<usize>,
+}
+
+impl Lengths {
+    /// Whether a prompt and so many new tokens are within what is known.
+    pub fn hold(&self, prompt: usize, max_new: usize) -> bool {
+        self.prompt.is_none_or(|most| prompt <= most) && self.sequence.is_none_or(|most| prompt + max_new <= most)
+    }
 }
 
 /// GET /stats, the fields of the live panel.
@@ -200,6 +238,16 @@ mod tests {
         for body in [r#"{"error":"too long"}"#, r#"{"error":{"message":"too long","code":"context"}}"#] {
             assert_eq!(serde_json::from_str::<ErrorData>(body).unwrap().message(), "too long");
         }
+    }
+
+    #[test]
+    fn a_conversation_is_held_against_the_prompt_and_the_sequence_that_the_server_takes() {
+        let health = Health { context: 8192, max_prompt_tokens: 100, max_sequence_tokens: 150, ..Health::default() };
+        let holds = |prompt, max_new| health.lengths().hold(prompt, max_new);
+        assert!(holds(100, 50) && !holds(101, 1) && !holds(100, 51));
+        let older = Health { context: 8192, ..Health::default() }.lengths();
+        assert!(older.hold(8000, 192) && !older.hold(8000, 193));
+        assert!(Lengths::default().hold(1 << 30, 1 << 30), "nothing is known");
     }
 
     #[test]

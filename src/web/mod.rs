@@ -11,6 +11,8 @@ use actix_web::web::{Bytes, ServiceConfig, resource, route};
 use actix_web::{HttpRequest, HttpResponse};
 use sha2::{Digest, Sha256};
 
+use crate::hex::hex;
+
 /// Own files only; no inline script or style, no frame around the page, no form that leaves it.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -43,12 +45,13 @@ macro_rules! script {
 }
 
 /// Every file of the page.
-static ASSETS: [Asset; 10] = [
+static ASSETS: [Asset; 11] = [
     asset!("/", "index.html", "text/html; charset=utf-8"),
     asset!("/assets/style.css", "style.css", "text/css; charset=utf-8"),
     asset!("/assets/icon.svg", "icon.svg", "image/svg+xml"),
     script!("app.js"),
     script!("api.js"),
+    script!("fit.js"),
     script!("gauges.js"),
     script!("probe.js"),
     script!("settings.js"),
@@ -76,7 +79,7 @@ fn reads(context: &actix_web::guard::GuardContext<'_>) -> bool {
 /// The strong entity tag of a file: its SHA-256, computed once.
 fn etag(at: usize) -> EntityTag {
     static TAGS: OnceLock<Vec<String>> = OnceLock::new();
-    let tag = |asset: &Asset| Sha256::digest(asset.bytes)[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    let tag = |asset: &Asset| hex(&Sha256::digest(asset.bytes)[..16]);
     let tags = TAGS.get_or_init(|| ASSETS.iter().map(tag).collect());
     EntityTag::new_strong(tags[at].clone())
 }

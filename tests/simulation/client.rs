@@ -11,7 +11,7 @@ use crucible::model::tokenizer::{SpecialText, Tokenizer};
 use crucible::protocol::choice::{Answer, ChoiceDecoder, ChoiceEnd, Delta, FinishReason};
 use crucible::protocol::errors::{ApiError, Code};
 use crucible::protocol::events::SseParser;
-use crucible::protocol::format::{Format, Usage};
+use crucible::protocol::format::{Format, Usage, json_bytes};
 use crucible::protocol::native::NativeFormat;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -260,6 +260,7 @@ impl Client {
                     let tokens: usize = self.expected.iter().map(|e| e.tokens).sum();
                     let scores = self.ask.kind.scores.as_deref().unwrap_or_default();
                     let answers = self.expected.iter().map(|expected| one(expected, scores));
+                    let body: Value = serde_json::from_slice(&body).expect("JSON");
                     assert_eq!(body, said(answers, self.ask.kind.prompt.len(), tokens), "I7");
                     Verdict::Answered
                 }
@@ -285,9 +286,9 @@ fn one(expected: &Expected, scores: &[TokenLogprobs]) -> Value {
 }
 
 impl Format for Answers {
-    fn whole(&self, answers: &[Answer], usage: Usage) -> Value {
+    fn whole(&self, answers: &[Answer], usage: Usage) -> bytes::Bytes {
         let one = |a: &Answer| json!([a.text, format!("{:?}", a.reason), a.tokens.len(), format!("{:?}", a.prompt)]);
-        said(answers.iter().map(one), usage.prompt_tokens, usage.completion_tokens)
+        json_bytes(&said(answers.iter().map(one), usage.prompt_tokens, usage.completion_tokens))
     }
 
     fn token(&mut self, _choice: usize, _delta: &Delta) -> Option<bytes::Bytes> {

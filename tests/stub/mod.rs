@@ -22,6 +22,9 @@ use tokio_stream::wrappers::ReceiverStream;
 /// KV pages of the stand-in.
 pub const PAGES: u64 = 64;
 
+/// Bytes of a conversation that the stand-in refuses to tokenise.
+pub const TEXT_MAX: usize = 7_000;
+
 /// What the stand-in saw and counts.
 #[derive(Debug, Default)]
 pub struct Seen {
@@ -159,6 +162,10 @@ async fn tokenize(stage: Data<Stage>, body: Json<Value>) -> HttpResponse {
         .iter()
         .map(|m| format!("{}: {}\n", m["role"].as_str().unwrap_or(""), m["content"].as_str().unwrap_or("")))
         .collect();
+    if text.len() > TEXT_MAX {
+        let error = json!({"code": "context_length_exceeded", "message": "the conversation is too long"});
+        return HttpResponse::BadRequest().json(json!({"error": error}));
+    }
     HttpResponse::Ok().json(json!({"tokens": text.chars().map(u32::from).collect::<Vec<_>>()}))
 }
 

@@ -9,12 +9,15 @@ use super::core::{SessionCore, SessionEffect};
 use super::hub::SessionHub;
 use super::messages::{SessionFailure, TokenEntry};
 use super::output::Output;
-use super::registry::{Registered, Registry};
+use super::registry::Registry;
 use crate::actors::admission::messages::Submit;
 use crate::actors::topology::EngineHandle;
 use crate::admission::{Dialect, RequestId, RequestSpec, ValidRequest};
 use crate::protocol::choice::ChoiceDecoder;
 use crate::protocol::errors::{ApiError, Code};
+
+/// Shortest wait between two looks at a silent stream.
+const TIMER_MIN: Duration = Duration::from_millis(1);
 
 /// News of one of the session's sequences.
 #[derive(Message)]
@@ -110,7 +113,7 @@ pub fn launch(
     }
     .start();
     for request in &requests {
-        registry.insert(request.id(), Registered { hub: hub.clone(), session: session.clone() });
+        registry.insert(request.id(), session.clone());
     }
     for (request, permit) in requests.into_iter().zip(permits) {
         engine.submit(Submit { request, permit, hub: hub.clone().recipient() });
@@ -134,8 +137,11 @@ pub fn fits_the_queue(engine: &EngineHandle, answers: usize) -> Result<(), ApiEr
 impl Session {
     /// Lets the core act and carries out what it asks for.
     fn act(&mut self, ctx: &mut Context<Self>, act: impl FnOnce(&mut SessionCore, &mut Vec<SessionEffect>)) {
-        let mut effects = Vec::new();
+        let (mut effects, sent) = (Vec::new(), self.core.frames_sent());
         act(&mut self.core, &mut effects);
+        if self.core.frames_sent() > sent {
+            self.last_frame = Instant::now();
+        }
         for effect in effects {
             if matches!(effect, SessionEffect::Over(_)) {
                 ctx.stop();
@@ -151,6 +157,17 @@ impl Session {
             SessionEffect::Forget(request) => self.registry.remove(request),
             SessionEffect::Over(outcome) => self.log(&outcome),
         }
+    }
+
+    /// Sends a sign of life whenever the stream has been silent for `keep_alive` since its last frame.
+    fn watch_silence(&mut self, ctx: &mut Context<Self>) {
+        let due = self.keep_alive.saturating_sub(self.last_frame.elapsed()).max(TIMER_MIN);
+        ctx.run_later(due, |session, ctx| {
+            if session.last_frame.elapsed() >= session.keep_alive {
+                session.act(ctx, SessionCore::keep_alive);
+            }
+            session.watch_silence(ctx);
+        });
     }
 
     fn log(&self, outcome: &str) {
@@ -191,11 +208,7 @@ impl Actor for Session {
         self.watch_engine(ctx);
         self.act(ctx, SessionCore::open);
         if self.core.streams() {
-            ctx.run_interval(self.keep_alive, |session, ctx| {
-                if session.last_frame.elapsed() >= session.keep_alive {
-                    session.act(ctx, SessionCore::keep_alive);
-                }
-            });
+            self.watch_silence(ctx);
         }
     }
 }
@@ -204,7 +217,7 @@ impl Actor for Session {
 /// and a client that is still there gets a typed end.
 impl Drop for Session {
     fn drop(&mut self) {
-        let error = ApiError::new(Code::EngineFailed, "the session of this request failed");
+        let error = ApiError::new(Code::EngineFailed, "the session of this request failed; send the request again");
         let mut effects = Vec::new();
         self.core.fail(&error, &mut effects);
         for effect in effects {
@@ -219,9 +232,6 @@ impl Handler<News> for Session {
     fn handle(&mut self, News(entry): News, ctx: &mut Self::Context) {
         #[cfg(feature = "fault-injection")]
         crate::faults::panics(crate::faults::Point::Session);
-        if !entry.tokens.is_empty() {
-            self.last_frame = Instant::now();
-        }
         self.act(ctx, |core, effects| core.news(entry, effects));
     }
 }

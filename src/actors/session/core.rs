@@ -85,6 +85,11 @@ impl SessionCore {
         }
     }
 
+    /// Frames sent so far.
+    pub fn frames_sent(&self) -> u64 {
+        self.output.frames_sent()
+    }
+
     /// Whether the answer goes out in frames.
     pub fn streams(&self) -> bool {
         matches!(self.output, Output::Frames(_))

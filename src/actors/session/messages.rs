@@ -34,16 +34,18 @@ pub enum SessionEnd {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SessionFailure {
     /// A logit was not finite.
-    #[error("the model produced a non-finite logit")]
+    #[error(
+        "the model produced a non-finite logit, as it will again for this request; change it, or check the model file"
+    )]
     NonFinite,
     /// The engine is dead.
-    #[error("the engine failed: {0}")]
+    #[error("the engine failed: {0}; send the request again when the server is back")]
     Engine(Arc<str>),
     /// The drain's deadline passed.
-    #[error("the server shut down before the request finished")]
+    #[error("the server shut down before the request finished; send it to another one, or again when it is back")]
     DrainDeadline,
     /// Submitted while draining.
-    #[error("the server is shutting down")]
+    #[error("the server is shutting down; send the request to another one, or again when it is back")]
     Draining,
 }
 

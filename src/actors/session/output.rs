@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
 use super::actor::SessionGuard;
@@ -16,7 +15,7 @@ use crate::protocol::errors::ApiError;
 use crate::protocol::format::{Format, Usage};
 
 /// What a unary handler waits for: the body.
-pub type Outcome = Result<Value, ApiError>;
+pub type Outcome = Result<Bytes, ApiError>;
 
 /// The response of one session.
 pub enum Output {
@@ -37,6 +36,7 @@ pub struct Collector {
 pub struct Streamer {
     format: Box<dyn Format>,
     frames: Option<FrameSender>,
+    sent: u64,
 }
 
 /// The client reads too slowly, or not at all: its answer is over the bound.
@@ -55,7 +55,15 @@ impl Output {
     /// An answer as frames, of which at most `limit` bytes wait for the client.
     pub fn frames(format: Box<dyn Format>, limit: usize) -> (Self, FrameReceiver) {
         let (sender, receiver) = frame_channel(limit);
-        (Output::Frames(Streamer { format, frames: Some(sender) }), receiver)
+        (Output::Frames(Streamer { format, frames: Some(sender), sent: 0 }), receiver)
+    }
+
+    /// Frames sent so far. A token sends none while its text is held back.
+    pub fn frames_sent(&self) -> u64 {
+        match self {
+            Output::Whole(_) => 0,
+            Output::Frames(s) => s.sent,
+        }
     }
 
     /// Before the first token.
@@ -186,8 +194,9 @@ impl Streamer {
     fn send(&mut self, frame: Option<Bytes>) -> Result<(), SlowReader> {
         let (Some(frame), Some(frames)) = (frame, &self.frames) else { return Ok(()) };
         let sent = frames.send(frame);
-        if sent.is_err() {
-            self.frames = None;
+        match sent {
+            Ok(()) => self.sent += 1,
+            Err(_) => self.frames = None,
         }
         sent
     }

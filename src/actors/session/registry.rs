@@ -5,31 +5,21 @@ use actix::Addr;
 use dashmap::DashMap;
 
 use super::actor::Session;
-use super::hub::SessionHub;
 use crate::admission::RequestId;
-
-/// Where a request's news go.
-#[derive(Clone)]
-pub struct Registered {
-    /// The hub of the session's HTTP worker.
-    pub hub: Addr<SessionHub>,
-    /// The session.
-    pub session: Addr<Session>,
-}
 
 /// Request → session, for the whole process.
 #[derive(Default)]
-pub struct Registry(DashMap<RequestId, Registered>);
+pub struct Registry(DashMap<RequestId, Addr<Session>>);
 
 impl Registry {
     /// Adds a request.
-    pub fn insert(&self, request: RequestId, registered: Registered) {
-        self.0.insert(request, registered);
+    pub fn insert(&self, request: RequestId, session: Addr<Session>) {
+        self.0.insert(request, session);
     }
 
     /// The session of a request that has not ended.
     pub fn session(&self, request: RequestId) -> Option<Addr<Session>> {
-        self.0.get(&request).map(|r| r.session.clone())
+        self.0.get(&request).map(|session| session.clone())
     }
 
     /// Forgets a request.

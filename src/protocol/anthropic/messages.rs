@@ -9,7 +9,7 @@ use super::{Conversation, one_of};
 use crate::protocol::body::{Body, wrong_type};
 use crate::protocol::choice::{Answer, ChoiceEnd, Delta, FinishReason};
 use crate::protocol::errors::ApiError;
-use crate::protocol::format::{Format, Usage};
+use crate::protocol::format::{Format, Usage, json_bytes};
 use crate::protocol::sampling::Sampling;
 use crate::protocol::sse;
 
@@ -160,9 +160,9 @@ fn event(name: &str, mut data: Value) -> Bytes {
 }
 
 impl Format for MessageFormat {
-    fn whole(&self, answers: &[Answer], usage: Usage) -> Value {
-        let Some(answer) = answers.first() else { return Value::Null };
-        self.message(json!([text_block(&answer.text)]), Some(&answer.reason), usage.completion_tokens)
+    fn whole(&self, answers: &[Answer], usage: Usage) -> Bytes {
+        let Some(answer) = answers.first() else { return Bytes::from_static(b"null") };
+        json_bytes(&self.message(json!([text_block(&answer.text)]), Some(&answer.reason), usage.completion_tokens))
     }
 
     fn open(&mut self) -> Option<Bytes> {

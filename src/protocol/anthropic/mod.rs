@@ -13,7 +13,7 @@ use super::errors::{ApiError, Code};
 use crate::model::chat_template::{ChatMessage, GenerationPrompt};
 
 /// Messages of one request at most.
-const MAX_MESSAGES: usize = 100_000;
+pub const MAX_MESSAGES: usize = 100_000;
 
 /// What both endpoints read: the model and what it is to continue.
 #[derive(Clone, Debug, PartialEq, Eq)]

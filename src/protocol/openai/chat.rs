@@ -1,13 +1,14 @@
 //! /v1/chat/completions.
 
 use bytes::Bytes;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use super::envelope::Envelope;
 use super::{Common, MaxTokens};
 use crate::actors::session::messages::GeneratedToken;
 use crate::model::chat_template::ChatMessage;
+use crate::protocol::anthropic::MAX_MESSAGES;
 use crate::protocol::body::{Body, wrong_type};
 use crate::protocol::choice::{Answer, ChoiceEnd, Delta, Vocabulary};
 use crate::protocol::content;
@@ -55,8 +56,9 @@ impl ChatRequest {
 /// Another shape, an unknown role, or content that is no text.
 pub fn turns(value: Value) -> Result<Vec<ChatMessage>, ApiError> {
     let Value::Array(items) = value else { return Err(wrong_type("messages", "an array of messages", &value)) };
-    if items.is_empty() {
-        return Err(ApiError::about(Code::InvalidValue, "messages", "messages must hold at least one message"));
+    if items.is_empty() || items.len() > MAX_MESSAGES {
+        let text = format!("messages must hold 1 to {MAX_MESSAGES} messages, not {}", items.len());
+        return Err(ApiError::about(Code::InvalidValue, "messages", text));
     }
     items.into_iter().enumerate().map(|(at, item)| turn(item, &format!("messages[{at}]"))).collect()
 }
@@ -134,21 +136,43 @@ fn refuse_unserved(body: &mut Body) -> Result<(), ApiError> {
 }
 
 /// Log-probabilities of tokens, as chat bodies have them.
-fn logprobs_of(tokens: &[GeneratedToken], vocabulary: &dyn Vocabulary) -> Value {
-    let entry = |id: u32, logprob: f64| {
-        let text = vocabulary.token_text(id);
-        json!({"token": text, "logprob": logprob, "bytes": vocabulary.token_bytes(id)})
-    };
-    let content: Vec<Value> = tokens
-        .iter()
-        .filter_map(|token| {
+#[derive(Serialize)]
+struct Logprobs<'a> {
+    content: Content<'a>,
+    refusal: Option<&'a str>,
+}
+
+/// One entry for each token; made while it is written, for there may be very many.
+struct Content<'a> {
+    tokens: &'a [GeneratedToken],
+    vocabulary: &'a dyn Vocabulary,
+}
+
+/// A token and its log-probability.
+#[derive(Serialize)]
+struct Entry {
+    token: String,
+    logprob: f64,
+    bytes: Vec<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_logprobs: Option<Vec<Entry>>,
+}
+
+impl Content<'_> {
+    fn entry(&self, id: u32, logprob: f64) -> Entry {
+        let (token, bytes) = (self.vocabulary.token_text(id), self.vocabulary.token_bytes(id));
+        Entry { token, logprob, bytes, top_logprobs: None }
+    }
+}
+
+impl Serialize for Content<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.tokens.iter().filter_map(|token| {
             let values = token.logprobs.as_ref()?;
-            let mut item = entry(token.id, values.chosen);
-            item["top_logprobs"] = values.top.iter().map(|&(id, logprob)| entry(id, logprob)).collect();
-            Some(item)
-        })
-        .collect();
-    json!({"content": content, "refusal": null})
+            let top = values.top.iter().map(|&(id, logprob)| self.entry(id, logprob)).collect();
+            Some(Entry { top_logprobs: Some(top), ..self.entry(token.id, values.chosen) })
+        }))
+    }
 }
 
 /// One response.
@@ -162,10 +186,25 @@ pub struct ChatFormat {
 }
 
 #[derive(Serialize)]
+struct WholeChoice<'a> {
+    index: usize,
+    message: Said<'a>,
+    logprobs: Option<Logprobs<'a>>,
+    finish_reason: &'static str,
+}
+
+#[derive(Serialize)]
+struct Said<'a> {
+    role: &'static str,
+    content: &'a str,
+    refusal: Option<&'a str>,
+}
+
+#[derive(Serialize)]
 struct ChunkChoice<'a> {
     index: usize,
     delta: ChunkDelta<'a>,
-    logprobs: Option<Value>,
+    logprobs: Option<Logprobs<'a>>,
     finish_reason: Option<&'static str>,
 }
 
@@ -178,31 +217,31 @@ struct ChunkDelta<'a> {
 }
 
 impl ChatFormat {
-    fn logprobs_of(&self, tokens: &[GeneratedToken]) -> Option<Value> {
-        self.logprobs.map(|_| logprobs_of(tokens, &*self.envelope.vocabulary))
+    fn logprobs_of<'a>(&'a self, tokens: &'a [GeneratedToken]) -> Option<Logprobs<'a>> {
+        let content = Content { tokens, vocabulary: &*self.envelope.vocabulary };
+        self.logprobs.map(|_| Logprobs { content, refusal: None })
+    }
+
+    fn choice<'a>(&'a self, index: usize, answer: &'a Answer) -> WholeChoice<'a> {
+        let message = Said { role: "assistant", content: &answer.text, refusal: None };
+        let logprobs = self.logprobs_of(&answer.tokens);
+        WholeChoice { index, message, logprobs, finish_reason: answer.reason.name() }
     }
 
     fn chunk(&self, choice: ChunkChoice<'_>) -> Bytes {
         self.envelope.chunk(CHUNK, choice)
     }
 
-    fn content(&self, index: usize, text: &str, logprobs: Option<Value>) -> Bytes {
+    fn content(&self, index: usize, text: &str, logprobs: Option<Logprobs<'_>>) -> Bytes {
         let delta = ChunkDelta { role: None, content: Some(text) };
         self.chunk(ChunkChoice { index, delta, logprobs, finish_reason: None })
     }
 }
 
 impl Format for ChatFormat {
-    fn whole(&self, answers: &[Answer], usage: Usage) -> Value {
-        let choice = |(index, answer): (usize, &Answer)| {
-            json!({
-                "index": index,
-                "message": {"role": "assistant", "content": answer.text, "refusal": null},
-                "logprobs": self.logprobs_of(&answer.tokens),
-                "finish_reason": answer.reason.name(),
-            })
-        };
-        self.envelope.whole("chat.completion", answers.iter().enumerate().map(choice).collect(), usage)
+    fn whole(&self, answers: &[Answer], usage: Usage) -> Bytes {
+        let choices: Vec<_> = answers.iter().enumerate().map(|(index, answer)| self.choice(index, answer)).collect();
+        self.envelope.whole("chat.completion", &choices, usage)
     }
 
     fn open(&mut self) -> Option<Bytes> {
@@ -289,6 +328,8 @@ mod tests {
         assert!(parse(json!({"stream_options": {"include_usage": true}})).is_err());
         assert!(parse(json!({"seed": 1.5})).is_err());
         assert!(parse(json!({"messages": []})).is_err());
+        let many = vec![json!({"role": "user", "content": ""}); MAX_MESSAGES + 1];
+        assert_eq!(parse(json!({"messages": many})).expect_err("too many").param.as_deref(), Some("messages"));
         assert!(parse(json!({"temperature": 2.1})).is_err());
     }
 

@@ -1,10 +1,11 @@
 //! /v1/completions.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::envelope::Envelope;
 use super::{Common, MaxTokens};
@@ -64,7 +65,11 @@ fn prompts(value: Value) -> Result<Vec<Prompt>, ApiError> {
         other => return Err(wrong_type("prompt", "a string, an array of token ids, or an array of either", &other)),
     };
     match items.first() {
-        None => Err(ApiError::about(Code::InvalidValue, "prompt", "prompt is empty")),
+        None => Err(ApiError::about(
+            Code::InvalidValue,
+            "prompt",
+            "prompt is empty; send a text, token ids or a list of them",
+        )),
         Some(Value::Number(_)) => Ok(vec![Prompt::Tokens(token_ids("prompt", Value::Array(items))?)]),
         Some(_) => items
             .into_iter()
@@ -83,7 +88,7 @@ struct Logprobs {
     tokens: Vec<String>,
     /// Null for the first token of a prompt, which nothing predicts.
     token_logprobs: Vec<Option<f64>>,
-    top_logprobs: Vec<Option<Map<String, Value>>>,
+    top_logprobs: Vec<Option<BTreeMap<String, f64>>>,
     text_offset: Vec<usize>,
 }
 
@@ -92,9 +97,9 @@ impl Logprobs {
     fn push(&mut self, id: u32, values: Option<&TokenLogprobs>, offset: usize, vocabulary: &dyn Vocabulary) -> usize {
         let (text, characters) = name(id, vocabulary);
         let top = values.map(|values| {
-            let named = values.top.iter().map(|&(id, logprob)| (name(id, vocabulary).0, json!(logprob)));
-            let mut top: Map<String, Value> = named.collect();
-            top.insert(text.clone(), json!(values.chosen));
+            let named = values.top.iter().map(|&(id, logprob)| (name(id, vocabulary).0, logprob));
+            let mut top: BTreeMap<_, _> = named.collect();
+            top.insert(text.clone(), values.chosen);
             top
         });
         self.tokens.push(text);
@@ -156,6 +161,14 @@ pub struct CompletionFormat {
 }
 
 #[derive(Serialize)]
+struct WholeChoice {
+    text: String,
+    index: usize,
+    logprobs: Option<Logprobs>,
+    finish_reason: &'static str,
+}
+
+#[derive(Serialize)]
 struct ChunkChoice<'a> {
     text: &'a str,
     index: usize,
@@ -181,7 +194,7 @@ impl CompletionFormat {
 }
 
 impl Format for CompletionFormat {
-    fn whole(&self, answers: &[Answer], usage: Usage) -> Value {
+    fn whole(&self, answers: &[Answer], usage: Usage) -> Bytes {
         let choice = |(index, answer): (usize, &Answer)| {
             let echo = self.echo.get(index);
             let logprobs = self.logprobs.map(|_| {
@@ -193,9 +206,10 @@ impl Format for CompletionFormat {
                 lists
             });
             let text = format!("{}{}", echo.map_or("", |echo| &echo.text), answer.text);
-            json!({"text": text, "index": index, "logprobs": logprobs, "finish_reason": answer.reason.name()})
+            WholeChoice { text, index, logprobs, finish_reason: answer.reason.name() }
         };
-        self.envelope.whole(OBJECT, answers.iter().enumerate().map(choice).collect(), usage)
+        let choices: Vec<_> = answers.iter().enumerate().map(choice).collect();
+        self.envelope.whole(OBJECT, &choices, usage)
     }
 
     fn open(&mut self) -> Option<Bytes> {

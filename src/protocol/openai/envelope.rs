@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::Delivery;
 use crate::protocol::choice::Vocabulary;
 use crate::protocol::errors::{ApiError, ErrorDialect};
-use crate::protocol::format::Usage;
+use crate::protocol::format::{Usage, json_bytes};
 use crate::protocol::sse;
 
 /// One response without its choices.
@@ -43,7 +43,7 @@ impl From<Usage> for WireUsage {
     }
 }
 
-/// A frame of a stream: absent usage, null, or the counts, as the client asked.
+/// A frame of a stream, or a whole body: absent usage, null, or the counts, as the client asked.
 #[derive(Serialize)]
 struct Chunk<'a, C: Serialize> {
     id: &'a str,
@@ -58,16 +58,9 @@ struct Chunk<'a, C: Serialize> {
 
 impl Envelope {
     /// The body of whole answers.
-    pub fn whole(&self, object: &'static str, choices: Vec<Value>, usage: Usage) -> Value {
-        json!({
-            "id": self.id,
-            "object": object,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-            "choices": choices,
-            "usage": WireUsage::from(usage),
-        })
+    pub fn whole<C: Serialize>(&self, object: &'static str, choices: &[C], usage: Usage) -> Bytes {
+        let usage = Some(Some(usage.into()));
+        json_bytes(&Chunk { usage, ..self.frame(object, choices, None) })
     }
 
     /// A chunk of one choice.

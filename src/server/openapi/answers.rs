@@ -85,6 +85,8 @@ pub fn schemas() -> Vec<(&'static str, Value)> {
         "device": text(),
         "max_batch": count(),
         "context": count(),
+        "max_prompt_tokens": count(),
+        "max_sequence_tokens": count(),
         "kv_pages": count(),
         "profile": text(),
         "sampling": {"type": "object"},

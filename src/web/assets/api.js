@@ -3,9 +3,10 @@
 import { events } from "./sse.js";
 
 export class ApiError extends Error {
-  constructor(message, status) {
+  constructor(message, status, code) {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
 
@@ -33,13 +34,15 @@ async function request(path, body, signal) {
   }
   if (response.ok) return response;
   let message = `The server refused with status ${response.status}.`;
+  let code;
   try {
     const { error } = await response.json();
     message = sentence(typeof error === "string" ? error : error.message);
+    code = error.code;
   } catch {
     // The body says nothing; the status has to do.
   }
-  throw new ApiError(message, response.status);
+  throw new ApiError(message, response.status, code);
 }
 
 function sentence(text) {

@@ -2,6 +2,7 @@
 // server.
 
 import * as api from "./api.js";
+import { fitting, holds, isTooLong, older } from "./fit.js";
 import { ServerGauges } from "./gauges.js";
 import * as probe from "./probe.js";
 import { Settings } from "./settings.js";
@@ -31,15 +32,28 @@ function messages(shown) {
   return list;
 }
 
-// The token ids of the conversation, without its oldest turns if the context holds no more. A turn without an answer is left out:
-// a template does not expect two questions in a row.
-async function promptTokens(turn, most, signal) {
-  let shown = turns.filter((other) => other === turn || other.answer !== "");
+// Answers the turn from the conversation, without the oldest turns that the server does not take. A turn without an answer is left
+// out: a template does not expect two questions in a row.
+async function answer(turn, signal) {
+  const sampling = settings.body();
+  const all = turns.filter((other) => other === turn || other.answer !== "");
+  const tokenize = (shown) => api.tokenize(messages(shown), signal);
+  const fits = (tokens) => holds(health, tokens, sampling.max_tokens);
+  let shown = all;
   for (;;) {
-    const tokens = await api.tokenize(messages(shown), signal);
-    if (!health || tokens.length + most <= health.context || shown.length === 1) return tokens;
-    shown = shown.slice(1);
-    turn.leftOut += 1;
+    let tokens;
+    ({ tokens, shown } = await fitting(shown, tokenize, fits));
+    turn.leftOut = all.length - shown.length;
+    turn.body = { prompt_tokens: tokens, ...sampling, logprobs: LOGPROBS };
+    try {
+      for await (const item of api.generate(turn.body, signal)) {
+        following(() => (item.done ? turn.done(item.done) : turn.token(item)));
+      }
+      return;
+    } catch (error) {
+      if (!isTooLong(error) || turn.ids.length > 0 || shown.length === 1) throw error;
+      shown = shown.slice(older(shown));
+    }
   }
 }
 
@@ -52,12 +66,7 @@ async function ask(prompt) {
   setRunning(controller);
   conversation.scrollTop = conversation.scrollHeight;
   try {
-    const sampling = settings.body();
-    const prompt_tokens = await promptTokens(turn, sampling.max_tokens, controller.signal);
-    turn.body = { prompt_tokens, ...sampling, logprobs: LOGPROBS };
-    for await (const item of api.generate(turn.body, controller.signal)) {
-      following(() => (item.done ? turn.done(item.done) : turn.token(item)));
-    }
+    await answer(turn, controller.signal);
   } catch (error) {
     following(() => fail(turn, error));
   }
