@@ -243,6 +243,117 @@ fn two_servers_are_started_in_alternating_order_and_compared_pair_by_pair() {
     assert!(std::fs::read_to_string(html).expect("the page").contains("<svg"));
 }
 
+/// A program that talks like nvidia-smi; its n-th start prints the n-th of `lines` for ever.
+fn fake_nvidia_smi(folder: &Path, lines: &[&str]) -> String {
+    use std::os::unix::fs::PermissionsExt;
+    let (path, starts) = (folder.join("nvidia-smi"), folder.join("starts"));
+    let _ = std::fs::remove_file(&starts);
+    let cases: String = lines.iter().enumerate().map(|(n, line)| format!("  {}) line='{line}' ;;\n", n + 1)).collect();
+    let script = format!(
+        "#!/bin/sh\ncase \" $* \" in *' --query-gpu=index,clocks.sm,clocks.mem,power.draw,temperature.gpu,utilization.gpu \
+         --format=csv,noheader,nounits --loop-ms '*) ;; *) exit 2 ;; esac\n\
+         echo start >> '{0}'\ncase $(wc -l < '{0}' | tr -d ' ') in\n{cases}  *) exit 3 ;;\nesac\n\
+         while echo \"$line\"; do sleep 0.2; done\n",
+        starts.display()
+    );
+    std::fs::write(&path, script).expect("written");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("a program");
+    path.to_str().expect("a path").to_owned()
+}
+
+#[test]
+fn the_report_carries_clocks_and_power_of_every_second_and_null_for_what_the_gpu_does_not_tell() {
+    let stub = stub(&["--gap-us", "20000"]);
+    let folder = folder("devices");
+    let path = |name: &str| folder.join(name).to_str().expect("a path").to_owned();
+    let (out, html) = (path("report.json"), path("report.html"));
+    let smi = fake_nvidia_smi(&folder, &["0, 1980, 3201, [N/A], 45, 97"]);
+    let common = ["run", "--workload", "isolated-8", "--target", &stub.url, "--warmups", "0", "--nvidia-smi", &smi];
+    let output = run(&[&common[..], &["--out", &out, "--html", &html]].concat());
+    assert!(output.status.success(), "{}", said(&output));
+    let observed = &json(Path::new(&out))["observed"];
+    assert_eq!((&observed["sampler"], &observed["same_machine"]), (&"nvidia-smi".into(), &true.into()));
+    // Three trials of 1.3 s at least.
+    let devices = observed["devices"].as_array().expect("a timeline");
+    assert!(devices.len() >= 3, "{observed}");
+    for (second, sample) in devices.iter().enumerate() {
+        assert!(sample["t_s"].as_f64() >= Some(second as f64), "{sample}");
+        let gpu = &sample["gpus"][0];
+        assert_eq!((&gpu["sm_mhz"], &gpu["memory_mhz"]), (&1_980.into(), &3_201.into()), "{sample}");
+        assert_eq!((&gpu["celsius"], &gpu["utilisation_percent"]), (&45.into(), &97.into()), "{sample}");
+        assert!(gpu.get("power_w").is_some_and(Value::is_null), "absent is null, not 0: {sample}");
+    }
+    let loaded = &observed["loaded"];
+    assert!(loaded["samples"].as_u64() >= Some(1), "{loaded}");
+    assert_eq!((&loaded["sm_mhz"], &loaded["power_w"]), (&1_980.0.into(), &Value::Null), "{loaded}");
+    assert!(said(&output).contains("SM 1980 MHz, memory 3201 MHz, - W (GPU 0 by nvidia-smi)"), "{}", said(&output));
+    let page = std::fs::read_to_string(&html).expect("the page");
+    assert!(page.contains("aria-label=\"clocks, MHz\"") && page.contains("aria-label=\"GPU utilisation, %\""));
+    assert!(!page.contains("aria-label=\"GPU power, W\"") && !page.contains("NaN"), "no sample, no plot");
+
+    let silent = run(&[&common[..7], &["--nvidia-smi", "/bin/true"]].concat());
+    assert!(!silent.status.success() && said(&silent).contains("gave no reading"), "{}", said(&silent));
+}
+
+#[test]
+fn a_pair_whose_loaded_clocks_differ_by_more_than_one_percent_is_marked_in_table_json_and_page() {
+    let folder = folder("clocks");
+    let exe = env!("CARGO_BIN_EXE_crucible");
+    let variant = |name: &str| {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port").port();
+        let path = folder.join(format!("{name}.toml"));
+        let text = format!(
+            "command = ['{exe}', 'load', 'stub', '--listen', '127.0.0.1:{port}', '--gap-us', '20000']\n\
+             url = 'http://127.0.0.1:{port}'\n"
+        );
+        std::fs::write(&path, text).expect("written");
+        path.to_str().expect("a path").to_owned()
+    };
+    let path = |name: &str| folder.join(name).to_str().expect("a path").to_owned();
+    let (out, html, logs) = (path("comparison.json"), path("comparison.html"), path("logs"));
+    // In the order of the starts: a, b, then b, a, then a, b. The first pair differs by 4 %, the second by 0.5 %, the third's b tells nothing.
+    let smi = fake_nvidia_smi(
+        &folder,
+        &[
+            "0, 1980, 3201, 240.0, 45, 97",
+            "0, 1900, 3201, 241.0, 45, 97",
+            "0, 1980, 3201, 240.0, 45, 97",
+            "0, 1970, 3201, 250.0, 45, 97",
+            "0, 1980, 3201, 240.0, 45, 97",
+            "0, [N/A], [N/A], [N/A], 45, 97",
+        ],
+    );
+    let (a, b) = (variant("a"), variant("b"));
+    let mut arguments = vec!["run", "--workload", "isolated-8", "--ab", &a, &b, "--pairs", "3", "--warmups", "0"];
+    arguments.extend(["--logs", &logs, "--out", &out, "--html", &html, "--nvidia-smi", &smi]);
+    let output = run(&arguments);
+    assert!(output.status.success(), "{}", said(&output));
+    let comparison = json(Path::new(&out));
+    assert_eq!(comparison["format"], "crucible-load-comparison/2");
+    let runs = comparison["runs"].as_array().expect("runs");
+    let medians: Vec<&Value> = runs.iter().map(|r| &r["observed"]["loaded"]["sm_mhz"]).collect();
+    let told = [1_980.0, 1_900.0, 1_980.0, 1_970.0, 1_980.0].map(Value::from);
+    assert_eq!(medians[..5], told.iter().collect::<Vec<_>>());
+    assert!(medians[5].is_null(), "{}", runs[5]["observed"]["loaded"]);
+    assert!(runs.iter().all(|r| r["observed"]["devices"].as_array().is_some_and(|d| d.len() >= 3)));
+    let marks = [Value::from(true), Value::from(false), Value::Null];
+    for change in comparison["changes"].as_array().expect("changes") {
+        let seen = change["rounds"].as_array().expect("rounds").iter().map(|r| r["clocks_differ"].clone());
+        assert_eq!(seen.collect::<Vec<_>>(), marks, "{change}");
+    }
+    let loaded = comparison["loaded"].as_array().expect("pairs");
+    assert_eq!(loaded.iter().map(|p| p["clocks_differ"].clone()).collect::<Vec<_>>(), marks);
+    // Power may differ where clocks do not: it has a mark of its own.
+    let power = loaded[1]["figures"].as_array().expect("figures").iter().find(|f| f["figure"] == "power_w");
+    assert_eq!(power.expect("power")["differs"], true, "{}", loaded[1]);
+    let table = said(&output);
+    assert!(table.contains("1 differ, 1 unknown") && table.contains("1900*") && table.contains("240*"), "{table}");
+    let page = std::fs::read_to_string(&html).expect("the page");
+    assert!(page.contains("1900*") && page.contains("<td>differ</td>") && page.contains("<td>unknown</td>"));
+    assert!(page.contains("pair 1: SM clock, MHz") && page.contains("pair 3: GPU power, W") && !page.contains("NaN"));
+    assert!(page.contains(" %)*") && page.contains(" %)?"), "rounds are marked too");
+}
+
 #[test]
 fn wrong_arguments_end_with_one_line_that_says_what_to_do() {
     for args in [

@@ -68,8 +68,14 @@ fn a_small_soak_keeps_every_promise_and_one_against_a_wrong_oracle_does_not() {
         report["phases"].as_array().expect("phases").iter().filter_map(|p| p["name"].as_str()).collect();
     assert_eq!(names, ["stable", "overload", "cancelled", "mixed"]);
     assert_eq!(report["phases"][3]["windows"].as_array().map(Vec::len), Some(3));
+    let mix: Vec<&str> =
+        report["mix"]["dialects"].as_array().expect("dialects").iter().filter_map(Value::as_str).collect();
+    assert_eq!(mix.join(","), DIALECTS);
     assert!(report["checks"].as_array().is_some_and(|c| c.len() >= 11), "{}", report["checks"]);
     assert!(report["memory"].as_array().is_some_and(|m| m.len() > 20));
+    let observed = &report["observed"];
+    assert!(observed["devices"].as_array().is_some_and(|d| d.len() > 10), "every second: {observed}");
+    assert!(observed["loaded"]["samples"].as_u64() > Some(5), "{}", observed["loaded"]);
     assert!(std::fs::read_to_string(&html).expect("the page").contains("<svg"));
 
     // The same oracle with one token changed in every answer: load and correctness are one test, so it must fail.

@@ -16,8 +16,8 @@ use serde_json::json;
 
 pub use args::LoadArgs as Args;
 use args::{
-    ClientArgs, JudgeArgs, LoadCommand, MixArgs, OpenArgs, OracleArgs, OutputArgs, PairArgs, PressureArgs, RunArgs,
-    SelftestArgs, StubArgs, SweepArgs, TargetArgs,
+    ClientArgs, DeviceArgs, JudgeArgs, LoadCommand, MixArgs, OpenArgs, OracleArgs, OutputArgs, PairArgs, PressureArgs,
+    RunArgs, SelftestArgs, StubArgs, SweepArgs, TargetArgs,
 };
 
 use super::Outcome;
@@ -30,11 +30,11 @@ use crate::load::launch::Variant;
 use crate::load::open::{self, Mix, OpenRun};
 use crate::load::oracle::Oracle;
 use crate::load::render::Renderer;
-use crate::load::report::{Report, html, table, write, write_json};
+use crate::load::report::{Report, comparison, html, table, write, write_json};
 use crate::load::selftest::{Capacity, SelfTest, measure};
 use crate::load::stub::{Pace, Stub, StubOptions};
 use crate::load::target::Target;
-use crate::load::watch::{PageCheck, Watch};
+use crate::load::watch::{PageCheck, STATS_PERIOD, Watch};
 use crate::load::workload::{STANDARD, Shot, Workload, from_file, select};
 
 /// A server gets this long to become idle before its pages are counted.
@@ -143,7 +143,8 @@ fn finish(mut report: Report, output: &OutputArgs) -> Outcome {
     if let Some(path) = &output.html {
         write(path, html::run(&report).as_bytes())?;
     }
-    print!("{}{}", table::workloads(&report.workloads), table::checks(&report.checks));
+    let (figures, devices) = (table::workloads(&report.workloads), report.observed.line());
+    print!("{figures}{devices}\n{}", table::checks(&report.checks));
     Ok(exit(report.passed))
 }
 
@@ -158,7 +159,7 @@ fn closed(args: &RunArgs) -> Outcome {
     let rounds = args.work.rounds();
     let options = json!({"dialect": args.ask.dialect, "rounds": rounds, "slo": args.judge.slo});
     let mut report = begin("run", &renderer, &args.ask.target.client, &args.judge, options)?;
-    let watch = Watch::begin(renderer.target().clone());
+    let watch = Watch::begin(renderer.target().clone(), &args.devices.options(), STATS_PERIOD)?;
     let progress = bar();
     let setup = setup(&renderer, &args.ask.target.client, &args.judge, oracle.as_ref());
     let measured = closed_loop(&setup, &workloads, rounds, &progress);
@@ -206,7 +207,7 @@ fn open_loop(args: &OpenArgs, kind: &'static str, factor: f64) -> Outcome {
         "trace": args.trace, "slo": args.judge.slo,
     });
     let mut report = begin(kind, &renderer, &args.target.client, &args.judge, options)?;
-    let watch = Watch::begin(renderer.target().clone());
+    let watch = Watch::begin(renderer.target().clone(), &args.devices.options(), STATS_PERIOD)?;
     let progress = bar();
     let OpenRun { measured, timeline, counts } = open::run(&setup, kind, plan, &progress);
     progress.finish_and_clear();
@@ -252,7 +253,7 @@ fn pressure(args: &PressureArgs) -> Outcome {
     let rounds = Rounds { warmups: 0, trials: 1, prompts: PromptReuse::Fresh };
     let options = json!({"expect_pages": args.expect_pages, "expect_queue": args.expect_queue, "burst": args.burst});
     let mut report = begin("pressure", &renderer, &args.ask.target.client, &args.judge, options)?;
-    let watch = Watch::begin(renderer.target().clone());
+    let watch = Watch::begin(renderer.target().clone(), &args.devices.options(), STATS_PERIOD)?;
     let progress = bar();
     let setup = setup(&renderer, &args.ask.target.client, &args.judge, oracle.as_ref());
     let measured = closed_loop(&setup, &[workload], rounds, &progress);
@@ -276,6 +277,7 @@ fn compare_options(
     work: &args::WorkloadArgs,
     client: &ClientArgs,
     pairs: &PairArgs,
+    devices: &DeviceArgs,
 ) -> Result<CompareOptions, Failure> {
     Ok(CompareOptions {
         pairs: pairs.pairs.max(1),
@@ -285,22 +287,23 @@ fn compare_options(
         threads: client.threads,
         timeout: client.timeout(),
         ready_wait: Duration::from_secs(pairs.ready_s),
+        devices: devices.options(),
     })
 }
 
 fn compared(variants: Vec<Variant>, options: &CompareOptions, logs: &Path, output: &OutputArgs) -> Outcome {
     std::fs::create_dir_all(logs)?;
     let progress = bar();
-    let comparison = compare(variants, options, logs, &progress)?;
+    let found = compare(variants, options, logs, &progress)?;
     progress.finish_and_clear();
     if let Some(path) = &output.out {
-        write_json(path, &comparison)?;
+        write_json(path, &found)?;
     }
     if let Some(path) = &output.html {
-        write(path, html::comparison(&comparison).as_bytes())?;
+        write(path, comparison::page(&found).as_bytes())?;
     }
-    print!("{}", comparison.table());
-    Ok(exit(comparison.failed() == 0))
+    print!("{}", comparison::text(&found));
+    Ok(exit(found.failed() == 0))
 }
 
 fn ab(args: &RunArgs, files: &[PathBuf]) -> Outcome {
@@ -315,7 +318,7 @@ fn ab(args: &RunArgs, files: &[PathBuf]) -> Outcome {
         }
         variants.push(variant);
     }
-    let options = compare_options(&args.work, &args.ask.target.client, &args.pairs)?;
+    let options = compare_options(&args.work, &args.ask.target.client, &args.pairs, &args.devices)?;
     compared(variants, &options, &args.pairs.logs, &args.output)
 }
 
@@ -325,14 +328,15 @@ fn sweep(args: &SweepArgs) -> Outcome {
     for budget in &args.budgets {
         for cap in &args.caps {
             let quoted = if cap.parse::<u32>().is_ok() { cap.clone() } else { format!("\"{cap}\"") };
-            let settings = [format!("prefill.token_budget={budget}"), format!("prefill.chunk_cap={quoted}")];
+            let own = [format!("prefill.token_budget={budget}"), format!("prefill.chunk_cap={quoted}")];
+            let settings = [args.settings.as_slice(), &own].concat();
             variants.push(Variant::serve(&format!("{budget}/{cap}"), &binary, &args.config, &settings)?);
         }
     }
     if variants.len() < 2 {
         return Err("a sweep needs at least two combinations of --budgets and --caps".into());
     }
-    let options = compare_options(&args.work, &args.client, &args.pairs)?;
+    let options = compare_options(&args.work, &args.client, &args.pairs, &args.devices)?;
     compared(variants, &options, &args.pairs.logs, &args.output)
 }
 

@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::burst::Rounds;
+use super::devices::{DeviceOptions, LoadedPair};
 use super::drive::{Setup, closed_loop};
 use super::figures::Summary;
 use super::launch::{LaunchError, Running, Variant};
@@ -16,13 +17,11 @@ use super::render::{Renderer, Seeding};
 use super::report::WorkloadReport;
 use super::stats::{AcrossRounds, percent_change};
 use super::target::Target;
-use super::watch::{Host, Loaded, Watch, commit};
+use super::watch::{Host, Observed, STATS_PERIOD, Watch, commit};
 use super::workload::Workload;
 
 /// Names the form of the JSON.
-const FORMAT: &str = "crucible-load-comparison/1";
-/// Clocks that differ by more make a pair doubtful.
-const CLOCK_DIFFERENCE_MAX: f64 = 0.01;
+const FORMAT: &str = "crucible-load-comparison/2";
 
 /// How servers are compared.
 #[derive(Clone, Debug)]
@@ -41,6 +40,8 @@ pub struct CompareOptions {
     pub timeout: Duration,
     /// A server must be ready within this.
     pub ready_wait: Duration,
+    /// How clocks and power are read.
+    pub devices: DeviceOptions,
 }
 
 /// One start of one variant.
@@ -54,8 +55,8 @@ pub struct VariantRun {
     pub order: usize,
     /// Its /health.
     pub health: Option<Value>,
-    /// Clocks and power under load.
-    pub loaded: Loaded,
+    /// Server and devices while it ran, with the medians under load.
+    pub observed: Observed,
     /// What was measured.
     pub workloads: Vec<WorkloadReport>,
 }
@@ -71,8 +72,8 @@ pub struct PairedRound {
     pub variant: f64,
     /// The change in percent.
     pub percent: Option<f64>,
-    /// The loaded clocks differ by more than 1 %.
-    pub clocks_differ: bool,
+    /// The loaded clocks differ by more than 1 %; absent when they are not known.
+    pub clocks_differ: Option<bool>,
 }
 
 /// One figure of one workload and variant over all pairs.
@@ -108,6 +109,8 @@ pub struct Comparison {
     pub variants: Vec<Variant>,
     /// Every start.
     pub runs: Vec<VariantRun>,
+    /// Clocks and power under load, every pair.
+    pub loaded: Vec<LoadedPair>,
     /// Every paired change.
     pub changes: Vec<Change>,
 }
@@ -146,7 +149,7 @@ pub fn compare(
             runs.push(measure(variant, pair, order, options, logs, progress)?);
         }
     }
-    let changes = changes(&variants, &runs);
+    let (loaded, changes) = (loaded_pairs(&variants, &runs), changes(&variants, &runs));
     Ok(Comparison {
         format: FORMAT,
         commit: commit(),
@@ -155,6 +158,7 @@ pub fn compare(
         rounds: options.rounds,
         variants,
         runs,
+        loaded,
         changes,
     })
 }
@@ -183,11 +187,27 @@ fn measure(
     let (threads, timeout) = (options.threads, options.timeout);
     let setup = Setup { renderer: &renderer, threads, timeout, objectives: &[], oracle: None };
     let health = target.json("/health");
-    let watch = Watch::begin(target);
+    let watch = Watch::begin(target, &options.devices, STATS_PERIOD)?;
     progress.set_position(0);
     let measured = closed_loop(&setup, &options.workloads, options.rounds, progress);
-    let loaded = watch.end().loaded;
-    Ok(VariantRun { variant: variant.name.clone(), pair, order, health, loaded, workloads: measured.workloads })
+    let observed = watch.end();
+    Ok(VariantRun { variant: variant.name.clone(), pair, order, health, observed, workloads: measured.workloads })
+}
+
+/// The loaded medians of every variant against the control's of its own pair.
+fn loaded_pairs(variants: &[Variant], runs: &[VariantRun]) -> Vec<LoadedPair> {
+    let Some((control, others)) = variants.split_first() else { return Vec::new() };
+    let others = |run: &&VariantRun| others.iter().any(|v| v.name == run.variant);
+    let mut pairs: Vec<LoadedPair> = runs
+        .iter()
+        .filter(others)
+        .filter_map(|run| {
+            let own = runs.iter().find(|r| r.variant == control.name && r.pair == run.pair)?;
+            Some(own.observed.loaded.pair(run.pair, &run.variant, &run.observed.loaded))
+        })
+        .collect();
+    pairs.sort_by(|a, b| (a.pair, &a.variant).cmp(&(b.pair, &b.variant)));
+    pairs
 }
 
 fn changes(variants: &[Variant], runs: &[VariantRun]) -> Vec<Change> {
@@ -209,7 +229,7 @@ fn changes(variants: &[Variant], runs: &[VariantRun]) -> Vec<Change> {
                         control,
                         variant,
                         percent,
-                        clocks_differ: clocks_differ(&a.loaded, &b.loaded),
+                        clocks_differ: a.observed.loaded.clocks_differ(&b.observed.loaded),
                     })
                 });
                 let rounds: Vec<PairedRound> = paired.collect();
@@ -220,13 +240,6 @@ fn changes(variants: &[Variant], runs: &[VariantRun]) -> Vec<Change> {
         }
     }
     changes
-}
-
-fn clocks_differ(a: &Loaded, b: &Loaded) -> bool {
-    match (a.clock_mhz(), b.clock_mhz()) {
-        (Some(a), Some(b)) => (a - b).abs() > CLOCK_DIFFERENCE_MAX * a.max(b),
-        _ => false,
-    }
 }
 
 impl Comparison {
@@ -246,49 +259,22 @@ impl Comparison {
         let row = self.changes.iter().find(|c| c.variant == variant && c.workload == workload && c.figure == figure);
         row.and_then(|c| c.percent)
     }
-
-    /// The table for the terminal.
-    pub fn table(&self) -> String {
-        use super::report::table::{aligned, figure};
-        let mut rows = vec![
-            ["workload", "variant", "figure", "control", "variant", "change %", "min", "max", "clocks"]
-                .map(str::to_owned)
-                .to_vec(),
-        ];
-        for c in &self.changes {
-            let side = |of: fn(&PairedRound) -> f64| {
-                figure(AcrossRounds::of(c.rounds.iter().map(|r| Some(of(r)))).map(|a| a.median))
-            };
-            let percent = |of: fn(&AcrossRounds) -> f64| figure(c.percent.as_ref().map(of));
-            let doubtful = c.rounds.iter().filter(|r| r.clocks_differ).count();
-            rows.push(vec![
-                c.workload.clone(),
-                c.variant.clone(),
-                c.figure.to_owned(),
-                side(|r| r.control),
-                side(|r| r.variant),
-                percent(|a| a.median),
-                percent(|a| a.min),
-                percent(|a| a.max),
-                if doubtful == 0 { "same".into() } else { format!("{doubtful} differ") },
-            ]);
-        }
-        aligned(&rows)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::load::devices::Loaded;
     use crate::load::dialect::Dialect;
 
-    fn run(variant: &str, pair: usize, tok_per_s: f64, mhz: f64) -> VariantRun {
+    fn run(variant: &str, pair: usize, tok_per_s: f64, mhz: Option<f64>) -> VariantRun {
         let across = Some(AcrossRounds { median: tok_per_s, min: tok_per_s, max: tok_per_s });
         let workload = Workload::named("isolated-8").expect("a workload");
         let summary = Summary { output_tok_per_s: across, ..Summary::default() };
         let report = WorkloadReport { workload, rounds: Vec::new(), summary, goodput_per_s: Vec::new() };
-        let loaded = Loaded { cpu_mhz: Some(mhz), ..Loaded::default() };
-        VariantRun { variant: variant.into(), pair, order: 0, health: None, loaded, workloads: vec![report] }
+        let loaded = Loaded { cpu_mhz: mhz, ..Loaded::default() };
+        let observed = Observed { loaded, ..Observed::default() };
+        VariantRun { variant: variant.into(), pair, order: 0, health: None, observed, workloads: vec![report] }
     }
 
     fn variant(name: &str) -> Variant {
@@ -298,17 +284,26 @@ mod tests {
 
     #[test]
     fn every_variant_is_compared_with_the_control_of_its_own_round() {
+        let (fast, slow) = (Some(3_000.0), Some(2_900.0));
         let runs = [
-            run("a", 0, 100.0, 3_000.0),
-            run("b", 0, 110.0, 3_000.0),
-            run("b", 1, 60.0, 3_000.0),
-            run("a", 1, 50.0, 2_900.0),
+            run("a", 0, 100.0, fast),
+            run("b", 0, 110.0, fast),
+            run("b", 1, 60.0, fast),
+            run("a", 1, 50.0, slow),
+            run("a", 2, 50.0, fast),
+            run("b", 2, 60.0, None),
         ];
-        let changes = changes(&[variant("a"), variant("b")], &runs);
+        let variants = [variant("a"), variant("b")];
+        let changes = changes(&variants, &runs);
         let row = changes.iter().find(|c| c.figure == "output_tok_per_s").expect("the figure");
         let percents: Vec<_> = row.rounds.iter().map(|r| r.percent).collect();
-        assert_eq!(percents, [Some(10.0), Some(20.0)]);
-        assert_eq!(row.rounds.iter().map(|r| r.clocks_differ).collect::<Vec<_>>(), [false, true]);
-        assert_eq!(row.percent, Some(AcrossRounds { median: 15.0, min: 10.0, max: 20.0 }));
+        assert_eq!(percents, [Some(10.0), Some(20.0), Some(20.0)]);
+        let marks = [Some(false), Some(true), None];
+        assert_eq!(row.rounds.iter().map(|r| r.clocks_differ).collect::<Vec<_>>(), marks);
+        assert_eq!(row.percent, Some(AcrossRounds { median: 20.0, min: 10.0, max: 20.0 }));
+        let loaded = loaded_pairs(&variants, &runs);
+        assert_eq!(loaded.iter().map(|p| p.clocks_differ).collect::<Vec<_>>(), marks);
+        let cpu = &loaded[1].figures[0];
+        assert_eq!((cpu.figure, cpu.control, cpu.variant, cpu.differs), ("cpu_mhz", slow, fast, Some(true)));
     }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::devices::DevicesError;
 use super::dialect::Dialect;
 use super::target::{Target, TargetError};
 use crate::model::pull::sha256;
@@ -47,6 +48,9 @@ pub enum LaunchError {
     /// A server cannot be used.
     #[error(transparent)]
     Target(#[from] TargetError),
+    /// The devices cannot be watched.
+    #[error(transparent)]
+    Devices(#[from] DevicesError),
 }
 
 fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> LaunchError {

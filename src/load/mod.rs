@@ -1,13 +1,15 @@
 //! The load generator: what is asked (`workload`, `prompts`, `arrivals`), how (`dialect`, `client`), what came of it (`stats`,
 //! `oracle`, `report`), and a server that answers at once (`stub`), against which the client itself is measured.
 //!
-//! It knows nothing of the engine: everything goes through HTTP, so that peers are measured by the same client.
+//! It knows nothing of the engine: everything goes through HTTP, so that peers are measured by the same client. Only where the driver's
+//! management library lies is asked of the CUDA backend (`devices`).
 
 mod answer;
 pub mod arrivals;
 pub mod burst;
 pub mod client;
 pub mod compare;
+pub mod devices;
 pub mod dialect;
 pub mod drive;
 pub mod figures;

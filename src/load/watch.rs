@@ -1,48 +1,47 @@
-//! What surrounds a measurement: the server's /stats four times a second, the machine's clocks and power every second, and the facts
-//! of host, device and commit that a report must carry. A target without /stats or a machine without a GPU leaves those parts empty.
+//! What surrounds a measurement: the server's /stats, the machine's clocks and power every second, and the facts of host, device and
+//! commit that a report must carry. A target without /stats, one on another machine, or a machine without a GPU leaves its part empty.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde_json::Value;
 
-use super::stats::quantile;
+use super::devices::{self, DeviceOptions, DeviceSample, DevicesError, Loaded, Sampler};
 use super::target::Target;
 
-/// Between two looks at /stats.
-const STATS_PERIOD: Duration = Duration::from_millis(250);
-/// Looks at /stats for one look at the devices.
-const STATS_PER_DEVICE_SAMPLE: u32 = 4;
+/// Between two looks at /stats in a run of seconds or minutes.
+pub const STATS_PERIOD: Duration = Duration::from_millis(250);
+/// Between two looks at the devices.
+pub const DEVICE_PERIOD: Duration = Duration::from_secs(1);
 
-/// The server at one moment.
+/// The server at one moment; a figure that it does not tell is absent.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ServerSample {
     /// Seconds since the watch began.
     pub t_s: f64,
     /// Resident requests.
-    pub active: u64,
+    pub active: Option<u64>,
     /// Waiting requests.
-    pub queued: u64,
+    pub queued: Option<u64>,
     /// KV pages in use.
-    pub pages_used: u64,
+    pub pages_used: Option<u64>,
     /// KV pages free.
-    pub pages_free: u64,
+    pub pages_free: Option<u64>,
     /// Generated tokens so far.
-    pub tokens: u64,
+    pub tokens: Option<u64>,
 }
 
 impl ServerSample {
     fn of(t_s: f64, stats: &Value) -> Self {
-        let get = |name| counter(stats, name).unwrap_or(0);
         Self {
             t_s,
-            active: get("active_requests"),
-            queued: get("queued_requests"),
-            pages_used: get("kv_pages_used"),
-            pages_free: get("kv_pages_free"),
-            tokens: get("aggregate_tokens_generated"),
+            active: counter(stats, "active_requests"),
+            queued: counter(stats, "queued_requests"),
+            pages_used: counter(stats, "kv_pages_used"),
+            pages_free: counter(stats, "kv_pages_free"),
+            tokens: counter(stats, "aggregate_tokens_generated"),
         }
     }
 }
@@ -52,161 +51,108 @@ pub fn counter(stats: &Value, name: &str) -> Option<u64> {
     stats.get(name).and_then(Value::as_u64)
 }
 
-/// Clocks and power at one moment.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct DeviceSample {
-    /// Seconds since the watch began.
-    pub t_s: f64,
-    /// Mean clock of the cores, where the kernel tells.
-    pub cpu_mhz: Option<f64>,
-    /// Runnable tasks, averaged over a minute.
-    pub load_average: Option<f64>,
-    /// Every GPU.
-    pub gpus: Vec<GpuSample>,
-}
-
-/// One GPU at one moment.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct GpuSample {
-    /// Streaming multiprocessors' clock.
-    pub sm_mhz: Option<u32>,
-    /// Memory clock.
-    pub memory_mhz: Option<u32>,
-    /// Power.
-    pub power_w: Option<f64>,
-    /// Temperature.
-    pub celsius: Option<u32>,
-    /// Share of time with a kernel running.
-    pub utilisation_percent: Option<u32>,
-}
-
 /// Everything that the watch saw.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Observed {
     /// The server.
     pub server: Vec<ServerSample>,
+    /// The server is on this machine; the devices of another one are not looked at.
+    pub same_machine: bool,
+    /// What told the GPUs' figures: `nvml` or `nvidia-smi`.
+    pub sampler: Option<&'static str>,
+    /// The GPU behind `loaded`, by its number.
+    pub gpu: u32,
     /// The devices.
     pub devices: Vec<DeviceSample>,
     /// Medians while the server had work, or over all samples where it does not tell.
     pub loaded: Loaded,
 }
 
-/// Medians under load, by which runs are judged comparable.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Loaded {
-    /// CPU clock.
-    pub cpu_mhz: Option<f64>,
-    /// SM clock of the first GPU.
-    pub sm_mhz: Option<f64>,
-    /// Power of the first GPU.
-    pub power_w: Option<f64>,
+impl Observed {
+    /// The server had work at the look at it that is closest to `t_s`, or does not tell.
+    fn busy(&self, t_s: f64) -> bool {
+        let near = self.server.iter().min_by(|a, b| (a.t_s - t_s).abs().total_cmp(&(b.t_s - t_s).abs()));
+        near.and_then(|s| s.active).is_none_or(|active| active > 0)
+    }
+
+    /// One line for the terminal.
+    pub fn line(&self) -> String {
+        if !self.same_machine {
+            return "clocks and power: not sampled, the server is on another machine".into();
+        }
+        let gpu = self.sampler.map_or("no GPU".to_owned(), |name| format!("GPU {} by {name}", self.gpu));
+        format!("under load, medians of {} samples: {} ({gpu})", self.loaded.samples, self.loaded.line())
+    }
 }
 
-impl Loaded {
-    fn of(server: &[ServerSample], devices: &[DeviceSample]) -> Self {
-        let busy = |t_s: f64| {
-            let near = server.iter().min_by(|a, b| (a.t_s - t_s).abs().total_cmp(&(b.t_s - t_s).abs()));
-            near.is_none_or(|s| s.active > 0)
-        };
-        let median = |figure: &dyn Fn(&DeviceSample) -> Option<f64>| {
-            let mut values: Vec<f64> = devices.iter().filter(|d| busy(d.t_s)).filter_map(figure).collect();
-            values.sort_by(f64::total_cmp);
-            quantile(&values, 0.5)
-        };
-        Self {
-            cpu_mhz: median(&|d| d.cpu_mhz),
-            sm_mhz: median(&|d| d.gpus.first()?.sm_mhz.map(f64::from)),
-            power_w: median(&|d| d.gpus.first()?.power_w),
+/// Looks at `period` until the sender is dropped; the first look is at once. A look that comes late moves no later one.
+fn every(period: Duration, start: Instant, stopped: &Receiver<()>, mut look: impl FnMut(f64)) {
+    let mut next = Instant::now();
+    loop {
+        look(start.elapsed().as_secs_f64());
+        let now = Instant::now();
+        while next <= now {
+            next += period;
+        }
+        if stopped.recv_timeout(next - now) != Err(RecvTimeoutError::Timeout) {
+            return;
         }
     }
-
-    /// The clock by which a pair is judged: the GPU's where there is one.
-    pub fn clock_mhz(&self) -> Option<f64> {
-        self.sm_mhz.or(self.cpu_mhz)
-    }
 }
 
-/// A thread that watches until it is stopped.
+/// Threads that watch until they are stopped: one the server, one the devices, so that a slow answer delays no sample.
 #[derive(Debug)]
 pub struct Watch {
-    stop: Arc<AtomicBool>,
-    thread: std::thread::JoinHandle<Observed>,
+    stop: [Sender<()>; 2],
+    server: JoinHandle<Vec<ServerSample>>,
+    devices: Option<JoinHandle<Vec<DeviceSample>>>,
+    seen: Observed,
 }
 
 impl Watch {
-    /// Begins; times count from now.
-    pub fn begin(target: Target) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        Self { stop, thread: std::thread::spawn(move || observe(&target, &stopped)) }
+    /// Begins; times count from now. /stats is read every `stats_period`, the devices every second.
+    ///
+    /// # Errors
+    /// A device program that was given cannot be used.
+    pub fn begin(target: Target, options: &DeviceOptions, stats_period: Duration) -> Result<Self, DevicesError> {
+        let sampler = if devices::is_here(target.address.ip()) { Some(devices::sampler(options)?) } else { None };
+        Ok(Self::with(target, sampler, options.gpu, [stats_period, DEVICE_PERIOD]))
+    }
+
+    /// `sampler` is absent when the server is on another machine, and holds none where this one has no GPU.
+    fn with(target: Target, sampler: Option<Option<Box<dyn Sampler>>>, gpu: u32, periods: [Duration; 2]) -> Self {
+        let start = Instant::now();
+        let ((stop_server, server_stopped), (stop_devices, devices_stopped)) = (channel(), channel());
+        let name = sampler.iter().flatten().next().map(|s| s.name());
+        let seen = Observed { same_machine: sampler.is_some(), sampler: name, gpu, ..Observed::default() };
+        let server = std::thread::spawn(move || {
+            let mut samples = Vec::new();
+            if target.json("/stats").is_some() {
+                every(periods[0], start, &server_stopped, |t_s| {
+                    samples.extend(target.json("/stats").map(|stats| ServerSample::of(t_s, &stats)));
+                });
+            }
+            samples
+        });
+        let watch_devices = |mut sampler: Option<Box<dyn Sampler>>| {
+            std::thread::spawn(move || {
+                let mut samples = Vec::new();
+                every(periods[1], start, &devices_stopped, |t_s| samples.push(devices::look(t_s, sampler.as_mut())));
+                samples
+            })
+        };
+        Self { stop: [stop_server, stop_devices], server, devices: sampler.map(watch_devices), seen }
     }
 
     /// Ends and gives what was seen.
     pub fn end(self) -> Observed {
-        self.stop.store(true, Ordering::Release);
-        self.thread.join().unwrap_or_default()
+        drop(self.stop);
+        let mut seen = self.seen;
+        seen.server = self.server.join().unwrap_or_default();
+        seen.devices = self.devices.and_then(|d| d.join().ok()).unwrap_or_default();
+        seen.loaded = Loaded::of(&seen.devices, seen.gpu, |t_s| seen.busy(t_s));
+        seen
     }
-}
-
-fn observe(target: &Target, stop: &AtomicBool) -> Observed {
-    let start = Instant::now();
-    let gpus = open_nvml();
-    let mut seen = Observed::default();
-    let mut turn = 0;
-    let has_stats = target.json("/stats").is_some();
-    while !stop.load(Ordering::Acquire) {
-        let t_s = start.elapsed().as_secs_f64();
-        if let Some(stats) = has_stats.then(|| target.json("/stats")).flatten() {
-            seen.server.push(ServerSample::of(t_s, &stats));
-        }
-        if turn % STATS_PER_DEVICE_SAMPLE == 0 {
-            let gpus = gpus.as_ref().map(gpu_samples).unwrap_or_default();
-            seen.devices.push(DeviceSample { t_s, cpu_mhz: cpu_mhz(), load_average: load_average(), gpus });
-        }
-        turn += 1;
-        let next = start + STATS_PERIOD * turn;
-        std::thread::sleep(next.saturating_duration_since(Instant::now()));
-    }
-    seen.loaded = Loaded::of(&seen.server, &seen.devices);
-    seen
-}
-
-fn open_nvml() -> Option<nvml_wrapper::Nvml> {
-    nvml_wrapper::Nvml::init().ok()
-}
-
-fn gpu_samples(nvml: &nvml_wrapper::Nvml) -> Vec<GpuSample> {
-    use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
-    let count = nvml.device_count().unwrap_or(0);
-    (0..count)
-        .filter_map(|index| {
-            let gpu = nvml.device_by_index(index).ok()?;
-            Some(GpuSample {
-                sm_mhz: gpu.clock_info(Clock::SM).ok(),
-                memory_mhz: gpu.clock_info(Clock::Memory).ok(),
-                power_w: gpu.power_usage().ok().map(|mw| f64::from(mw) / 1e3),
-                celsius: gpu.temperature(TemperatureSensor::Gpu).ok(),
-                utilisation_percent: gpu.utilization_rates().ok().map(|u| u.gpu),
-            })
-        })
-        .collect()
-}
-
-fn cpu_mhz() -> Option<f64> {
-    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
-    let clocks: Vec<f64> = fields(&text, "cpu MHz").filter_map(|v| v.parse().ok()).collect();
-    (!clocks.is_empty()).then(|| clocks.iter().sum::<f64>() / clocks.len() as f64)
-}
-
-fn load_average() -> Option<f64> {
-    std::fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
-}
-
-fn fields<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = &'a str> {
-    text.lines().filter_map(move |line| {
-        let (key, value) = line.split_once(':')?;
-        (key.trim() == name).then(|| value.trim())
-    })
 }
 
 /// The machine that the client runs on.
@@ -228,16 +174,13 @@ impl Host {
     /// Looks around.
     pub fn here() -> Self {
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let nvml = open_nvml();
-        let names = |nvml: &nvml_wrapper::Nvml| {
-            (0..nvml.device_count().unwrap_or(0)).filter_map(|i| nvml.device_by_index(i).ok()?.name().ok()).collect()
-        };
+        let (gpus, driver) = devices::gpu_names();
         Self {
-            cpu: fields(&cpuinfo, "model name").next().map(str::to_owned),
+            cpu: devices::fields(&cpuinfo, "model name").next().map(str::to_owned),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").ok().map(|k| format!("Linux {}", k.trim())),
-            gpus: nvml.as_ref().map(names).unwrap_or_default(),
-            driver: nvml.and_then(|n| n.sys_driver_version().ok()),
+            gpus,
+            driver,
         }
     }
 }
@@ -299,6 +242,7 @@ impl PageCheck {
 mod tests {
     use serde_json::json;
 
+    use super::super::devices::GpuSample;
     use super::*;
 
     fn stats(free: u64, used: u64, active: u64) -> Value {
@@ -313,13 +257,64 @@ mod tests {
         assert_eq!(PageCheck::between(&json!({}), &stats(1, 1, 1)), None);
     }
 
+    /// A GPU whose n-th look gives the n-th sample; every look says how many were left before it.
+    struct Scripted(std::vec::IntoIter<GpuSample>, Sender<usize>);
+
+    impl Sampler for Scripted {
+        fn name(&self) -> &'static str {
+            "script"
+        }
+
+        fn gpus(&mut self) -> Vec<GpuSample> {
+            let _ = self.1.send(self.0.len());
+            self.0.next().into_iter().collect()
+        }
+    }
+
+    /// Nobody listens there, so the server tells nothing.
+    fn silent() -> Target {
+        Target::new("http://127.0.0.1:9", None).expect("a target")
+    }
+
+    const SHORT: Duration = Duration::from_millis(2);
+
     #[test]
-    fn loaded_medians_leave_idle_seconds_out() {
+    fn the_timeline_is_what_the_sampler_said_second_by_second() {
+        let gpu = |sm_mhz, power_w| GpuSample { sm_mhz, power_w, ..GpuSample::default() };
+        let script = vec![gpu(Some(1_980), Some(246.5)), gpu(None, None), gpu(Some(1_970), None)];
+        let (said, heard) = channel();
+        let sampler: Box<dyn Sampler> = Box::new(Scripted(script.clone().into_iter(), said));
+        let watch = Watch::with(silent(), Some(Some(sampler)), 0, [SHORT, SHORT]);
+        // The script is over when a look found none left.
+        while heard.recv().expect("a look") > 0 {}
+        let seen = watch.end();
+        let told: Vec<GpuSample> = seen.devices.iter().flat_map(|d| d.gpus.clone()).collect();
+        assert_eq!((seen.sampler, seen.same_machine, told), (Some("script"), true, script));
+        assert!(seen.devices.windows(2).all(|w| w[0].t_s < w[1].t_s));
+        // The server tells nothing, so every sample counts; absent figures take no part.
+        assert_eq!(
+            (seen.loaded.sm_mhz, seen.loaded.power_w, seen.loaded.memory_mhz),
+            (Some(1_975.0), Some(246.5), None)
+        );
+        let json = serde_json::to_value(&seen).expect("JSON");
+        assert!(json.pointer("/devices/1/gpus/0/sm_mhz").is_some_and(Value::is_null), "{json}");
+    }
+
+    #[test]
+    fn the_devices_of_another_machine_are_not_passed_off_as_the_servers() {
+        let seen = Watch::with(silent(), None, 0, [SHORT, SHORT]).end();
+        assert_eq!((seen.same_machine, seen.sampler, seen.devices.len()), (false, None, 0));
+        assert_eq!(seen.loaded, Loaded::default());
+        assert!(seen.line().contains("another machine"));
+    }
+
+    #[test]
+    fn seconds_at_which_the_server_idled_are_not_under_load() {
         let server = |t_s, active| ServerSample { active, ..ServerSample::of(t_s, &Value::Null) };
-        let device = |t_s, mhz| DeviceSample { t_s, cpu_mhz: Some(mhz), load_average: None, gpus: Vec::new() };
-        let servers = [server(0.0, 0), server(1.0, 3), server(2.0, 1), server(3.0, 0)];
-        let devices = [device(0.0, 800.0), device(1.0, 3_000.0), device(2.0, 3_100.0), device(3.0, 800.0)];
-        assert_eq!(Loaded::of(&servers, &devices).cpu_mhz, Some(3_050.0));
-        assert_eq!(Loaded::of(&[], &devices).cpu_mhz, Some(1_900.0));
+        let observed = |server| Observed { server, ..Observed::default() };
+        let seen =
+            observed(vec![server(0.0, Some(0)), server(1.0, Some(3)), server(2.0, Some(1)), server(3.0, Some(0))]);
+        assert_eq!([0.1, 0.9, 2.2, 3.4].map(|t_s| seen.busy(t_s)), [false, true, true, false]);
+        assert!(observed(Vec::new()).busy(1.0) && observed(vec![server(0.0, None)]).busy(1.0), "it does not tell");
     }
 }

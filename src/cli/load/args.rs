@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 
 use crate::load::arrivals::Law;
 use crate::load::burst::{PromptReuse, Rounds};
+use crate::load::devices::DeviceOptions;
 use crate::load::dialect::{Dialect, Policy};
 use crate::load::job::CancelPoint;
 use crate::load::prompts::TokenRange;
@@ -95,6 +96,22 @@ pub(super) struct AskArgs {
 }
 
 #[derive(Debug, Args)]
+pub(super) struct DeviceArgs {
+    /// A program that is asked for the GPUs' clocks and power, as nvidia-smi is, instead of the driver's library.
+    #[arg(long, value_name = "PROGRAM")]
+    pub nvidia_smi: Option<PathBuf>,
+    /// The GPU whose medians under load are compared, by its number in nvidia-smi.
+    #[arg(long, default_value_t = 0)]
+    pub gpu: u32,
+}
+
+impl DeviceArgs {
+    pub fn options(&self) -> DeviceOptions {
+        DeviceOptions { nvidia_smi: self.nvidia_smi.clone(), gpu: self.gpu }
+    }
+}
+
+#[derive(Debug, Args)]
 pub(super) struct OutputArgs {
     /// Write the report as JSON.
     #[arg(long)]
@@ -150,6 +167,8 @@ pub(super) struct RunArgs {
     pub work: WorkloadArgs,
     #[command(flatten)]
     pub judge: JudgeArgs,
+    #[command(flatten)]
+    pub devices: DeviceArgs,
     #[command(flatten)]
     pub output: OutputArgs,
     /// Start two servers in pairs instead: two configurations, or files with a command (docs/load.md).
@@ -236,6 +255,8 @@ pub(super) struct OpenArgs {
     #[command(flatten)]
     pub judge: JudgeArgs,
     #[command(flatten)]
+    pub devices: DeviceArgs,
+    #[command(flatten)]
     pub output: OutputArgs,
 }
 
@@ -261,6 +282,8 @@ pub(super) struct PressureArgs {
     #[command(flatten)]
     pub judge: JudgeArgs,
     #[command(flatten)]
+    pub devices: DeviceArgs,
+    #[command(flatten)]
     pub output: OutputArgs,
 }
 
@@ -269,6 +292,9 @@ pub(super) struct SweepArgs {
     /// The server's configuration; the sweep sets budget and cap on top of it.
     #[arg(long)]
     pub config: PathBuf,
+    /// Overrides one key of it, such as executor.backend=cuda.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub settings: Vec<String>,
     #[command(flatten)]
     pub work: WorkloadArgs,
     #[command(flatten)]
@@ -281,6 +307,8 @@ pub(super) struct SweepArgs {
     pub caps: Vec<String>,
     #[command(flatten)]
     pub pairs: PairArgs,
+    #[command(flatten)]
+    pub devices: DeviceArgs,
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -335,6 +363,8 @@ pub(super) struct SoakArgs {
     pub oracle_out: Option<PathBuf>,
     #[command(flatten)]
     pub pairs: PairArgs,
+    #[command(flatten)]
+    pub devices: DeviceArgs,
     #[command(flatten)]
     pub output: OutputArgs,
 }

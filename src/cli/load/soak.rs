@@ -14,6 +14,7 @@ use crate::load::render::Renderer;
 use crate::load::report::{Check, Report, table, write_json};
 use crate::load::soak::{MemoryWatch, Soak, SoakPlan, SoakRun};
 use crate::load::target::Target;
+use crate::load::watch::{DEVICE_PERIOD, Watch};
 
 /// Runs the command.
 ///
@@ -52,7 +53,9 @@ pub fn run(args: &SoakArgs) -> Outcome {
     };
     let client = Report::begin("soak", &renderer, args.client.threads, json!({})).client;
     let server = serde_json::to_value(&variant)?;
+    let watch = Watch::begin(renderer.target().clone(), &args.devices.options(), DEVICE_PERIOD)?;
     let mut soak = SoakRun { setup, mix: &mix, plan, memory: &memory }.run(client, server, &progress);
+    soak.observed = watch.end();
     progress.finish_and_clear();
     drop(memory);
     drained(&mut soak, running.stop());

@@ -2,13 +2,14 @@
 
 use std::fmt::Write as _;
 
+use super::devices;
 use super::svg::{BarGroup, Labels, Scale, Series, bars, cumulative, escape, lines};
 use super::table::figure;
 use super::{Report, WorkloadReport};
-use crate::load::compare::Comparison;
 use crate::load::figures::{Round, gaps_of};
 use crate::load::soak::{Soak, Window};
 use crate::load::stats::{AcrossRounds, LogHistogram};
+use crate::load::watch::ServerSample;
 
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;color:#222;background:#fff;max-width:1180px;margin:2em auto;padding:0 1em}\
 h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em;border-top:1px solid #ddd;padding-top:.8em}\
@@ -19,7 +20,7 @@ svg .x{text-anchor:middle}svg .grid{stroke:#e4e4e4}svg path{fill:none;stroke-wid
 .ok{color:#2f8f5b}.fail{color:#b00020;font-weight:600}dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:.2em 1em}dt{color:#777}dd{margin:0;overflow-wrap:anywhere}pre{overflow-x:auto}\
 details{margin:.6em 0}";
 
-fn page(title: &str, body: &str) -> String {
+pub(super) fn page(title: &str, body: &str) -> String {
     format!(
         "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><title>{0}</title><style>{STYLE}</style></head>\
          <body><h1>{0}</h1>{body}</body></html>\n",
@@ -32,7 +33,7 @@ pub fn run(report: &Report) -> String {
     let mut body = facts(report);
     checks(&mut body, report);
     overview(&mut body, &report.workloads);
-    if !report.timeline.is_empty() || report.observed.server.len() > 1 {
+    if !report.timeline.is_empty() || report.observed.server.len() > 1 || report.observed.devices.len() > 1 {
         body.push_str("<h2>Over time</h2><div class=\"plots\">");
         over_time(&mut body, report);
         body.push_str("</div>");
@@ -45,7 +46,6 @@ pub fn run(report: &Report) -> String {
 
 fn facts(report: &Report) -> String {
     let host = &report.client.host;
-    let loaded = &report.observed.loaded;
     let device = report.target.health.as_ref().and_then(|h| h.get("device")?.as_str()).unwrap_or("-").to_owned();
     let gpu = if host.gpus.is_empty() { "none".to_owned() } else { host.gpus.join(", ") };
     let rows = [
@@ -53,15 +53,7 @@ fn facts(report: &Report) -> String {
         ("server's device", device),
         ("client's machine", format!("{}, {} cores", host.cpu.clone().unwrap_or_default(), host.cores)),
         ("GPU, driver", format!("{gpu}, {}", host.driver.clone().unwrap_or_else(|| "-".into()))),
-        (
-            "under load, medians",
-            format!(
-                "CPU {} MHz, SM {} MHz, {} W",
-                figure(loaded.cpu_mhz),
-                figure(loaded.sm_mhz),
-                figure(loaded.power_w)
-            ),
-        ),
+        ("clocks and power", report.observed.line()),
         ("commit", report.client.commit.clone().unwrap_or_else(|| "-".into())),
         ("seed", report.seeding.seed.to_string()),
         ("options", report.options.to_string()),
@@ -170,26 +162,21 @@ fn over_time(out: &mut String, report: &Report) {
     }
     let server = &report.observed.server;
     if server.len() > 1 {
-        let of = |figure: fn(&crate::load::watch::ServerSample) -> u64| -> Vec<(f64, f64)> {
-            server.iter().map(|s| (s.t_s, figure(s) as f64)).collect()
+        let of = |figure: fn(&ServerSample) -> Option<u64>| -> Vec<(f64, f64)> {
+            server.iter().filter_map(|s| Some((s.t_s, figure(s)? as f64))).collect()
         };
         let inside = [series("active", of(|s| s.active)), series("waiting", of(|s| s.queued))];
         out.push_str(&lines(labels("requests inside the server"), &inside));
         out.push_str(&lines(labels("KV pages in use"), &[series("pages", of(|s| s.pages_used))]));
-        let rate = server
-            .windows(2)
-            .filter(|w| w[1].t_s > w[0].t_s)
-            .map(|w| (w[1].t_s, w[1].tokens.saturating_sub(w[0].tokens) as f64 / (w[1].t_s - w[0].t_s)));
+        let tokens = of(|s| s.tokens);
+        let rate = tokens.windows(2).filter(|w| w[1].0 > w[0].0).map(|w| {
+            // A counter that fell belongs to another server.
+            (w[1].0, (w[1].1 - w[0].1).max(0.0) / (w[1].0 - w[0].0))
+        });
         let name = "generated tokens a second, counted when their request ends";
         out.push_str(&lines(labels(name), &[series("tokens", rate.collect())]));
     }
-    let devices = &report.observed.devices;
-    let power: Vec<_> = devices.iter().filter_map(|d| Some((d.t_s, d.gpus.first()?.power_w?))).collect();
-    let clock: Vec<_> = devices.iter().filter_map(|d| Some((d.t_s, f64::from(d.gpus.first()?.sm_mhz?)))).collect();
-    let cpu: Vec<_> = devices.iter().filter_map(|d| Some((d.t_s, d.cpu_mhz?))).collect();
-    out.push_str(&lines(labels("CPU clock, MHz"), &[series("clock", cpu)]));
-    out.push_str(&lines(labels("GPU power, W"), &[series("power", power)]));
-    out.push_str(&lines(labels("SM clock, MHz"), &[series("clock", clock)]));
+    out.push_str(&devices::plots(&report.observed));
 }
 
 fn histogram_line(name: String, histogram: &LogHistogram) -> Series {
@@ -264,68 +251,6 @@ fn one_workload(out: &mut String, w: &WorkloadReport) {
     out.push_str("</table></details>");
 }
 
-/// The page of a comparison.
-pub fn comparison(c: &Comparison) -> String {
-    let mut body = String::from("<dl>");
-    for v in &c.variants {
-        let binary = v.sha256.as_ref().map_or(String::new(), |s| format!(", SHA-256 of the binary {s}"));
-        let _ =
-            write!(body, "<dt>{}</dt><dd>{}{}</dd>", escape(&v.name), escape(&v.command.join(" ")), escape(&binary));
-    }
-    let _ = write!(
-        body,
-        "</dl><p>Every round starts each server anew; the order is reversed on every other round. Changes are in percent against {} \
-         of the same round: medians, with the least and the greatest round. Rounds whose loaded clocks differ by more than 1 % \
-         are marked with *.</p>",
-        escape(&c.variants[0].name)
-    );
-    for (title, figure_name) in [
-        ("TTFT p50, change in %", "ttft_p50_ms"),
-        ("TTFT p95, change in %", "ttft_p95_ms"),
-        ("gap p95, change in %", "gap_p95_ms"),
-        ("output tok/s, change in %", "output_tok_per_s"),
-    ] {
-        body.push_str("<div class=\"plots\">");
-        let others: Vec<&str> = c.variants.iter().skip(1).map(|v| v.name.as_str()).collect();
-        for chunk in c.workload_names().chunks(6) {
-            let groups: Vec<BarGroup> = chunk
-                .iter()
-                .map(|workload| BarGroup {
-                    name: workload.clone(),
-                    bars: others
-                        .iter()
-                        .map(|v| c.change(v, workload, figure_name).map(|a| (a.median, a.min, a.max)))
-                        .collect(),
-                })
-                .collect();
-            body.push_str(&bars(title, &others, &groups));
-        }
-        body.push_str("</div>");
-    }
-    body.push_str("<h2>All rounds</h2><table><tr><th>workload</th><th>figure</th><th>variant</th><th>rounds: control → variant (change)</th></tr>");
-    for row in &c.changes {
-        let rounds: Vec<String> = row
-            .rounds
-            .iter()
-            .map(|r| {
-                let mark = if r.clocks_differ { "*" } else { "" };
-                let (a, b) = (figure(Some(r.control)), figure(Some(r.variant)));
-                format!("{a} → {b} ({} %){mark}", figure(r.percent))
-            })
-            .collect();
-        let _ = write!(
-            body,
-            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-            escape(&row.workload),
-            row.figure,
-            escape(&row.variant),
-            rounds.join("; ")
-        );
-    }
-    body.push_str("</table>");
-    page("Load comparison", &body)
-}
-
 /// The page of a soak.
 pub fn soak(s: &Soak) -> String {
     let mut body = String::from("<dl>");
@@ -353,6 +278,7 @@ pub fn soak(s: &Soak) -> String {
     body.push_str(&lines(labels("output tokens a second, per window"), &per_window(|w| Some(w.output_tok_per_s))));
     body.push_str(&lines(labels("TTFT p95 per window, ms"), &per_window(|w| w.ttft_p95_ms)));
     body.push_str(&lines(labels("gap p95 per window, ms"), &per_window(|w| w.gap_p95_ms)));
+    body.push_str(&devices::plots(&s.observed));
     body.push_str("</div>");
     page("Soak", &body)
 }

@@ -1,6 +1,8 @@
 //! The report of a run: one value, written as JSON (docs/load.md describes every field), as a table on the terminal and as one HTML
 //! page that needs nothing else.
 
+pub mod comparison;
+mod devices;
 pub mod html;
 pub mod svg;
 pub mod table;

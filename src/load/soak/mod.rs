@@ -20,7 +20,7 @@ use crate::load::job::{Job, Outcome, Record};
 use crate::load::open::{self, Mix};
 use crate::load::oracle::Verification;
 use crate::load::report::{Check, ClientFacts};
-use crate::load::watch::{PageCheck, counter};
+use crate::load::watch::{Observed, PageCheck, counter};
 
 use self::judge::judge;
 use self::memory::memory_is_flat;
@@ -151,6 +151,8 @@ pub struct Soak {
     pub phases: Vec<Phase>,
     /// Twice a second.
     pub memory: Vec<MemorySample>,
+    /// Server and devices, every second.
+    pub observed: Observed,
     /// What had to hold.
     pub checks: Vec<Check>,
     /// All of `checks` hold.
@@ -171,7 +173,7 @@ pub struct SoakRun<'a> {
 }
 
 impl SoakRun<'_> {
-    /// Runs every phase.
+    /// Runs every phase. What was observed meanwhile is the caller's to add.
     pub fn run(&self, client: ClientFacts, server: Value, progress: &ProgressBar) -> Soak {
         let (plan, target) = (self.plan, self.setup.renderer.target());
         progress.set_message("measuring the capacity");
@@ -202,6 +204,7 @@ impl SoakRun<'_> {
             capacity_per_s: capacity,
             phases,
             memory,
+            observed: Observed::default(),
             passed: checks.iter().all(|c| c.passed),
             checks,
         }

@@ -49,9 +49,10 @@ impl Soak {
             ]);
         }
         format!(
-            "capacity {:.2} requests/s; times in ms, medians of the windows' figures, the worst gap of all\n{}{}",
+            "capacity {:.2} requests/s; times in ms, medians of the windows' figures, the worst gap of all\n{}{}\n{}",
             self.capacity_per_s,
             aligned(&rows),
+            self.observed.line(),
             checks(&self.checks)
         )
     }
