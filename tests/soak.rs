@@ -30,7 +30,7 @@ fn soak(arguments: &[&str]) -> Output {
         .expect("the binary")
 }
 
-const DIALECTS: &str = "native,openai-completions,openai-chat";
+const DIALECTS: &str = "native,openai-completions,openai-chat,anthropic";
 
 fn folder() -> PathBuf {
     let folder = std::env::temp_dir().join(format!("crucible-soak-{}", std::process::id()));
@@ -71,6 +71,9 @@ fn a_small_soak_keeps_every_promise_and_one_against_a_wrong_oracle_does_not() {
     let mix: Vec<&str> =
         report["mix"]["dialects"].as_array().expect("dialects").iter().filter_map(Value::as_str).collect();
     assert_eq!(mix.join(","), DIALECTS);
+    let windows = report["phases"].as_array().expect("phases").iter().flat_map(|p| p["windows"].as_array());
+    let unseeded = windows.flatten().filter_map(|w| w["verification"]["unseeded"].as_u64());
+    assert_eq!(unseeded.sum::<u64>(), 0, "every drawn request names its seed, Anthropic's too");
     assert!(report["checks"].as_array().is_some_and(|c| c.len() >= 11), "{}", report["checks"]);
     assert!(report["memory"].as_array().is_some_and(|m| m.len() > 20));
     let observed = &report["observed"];

@@ -92,7 +92,7 @@ impl Policy {
         }
     }
 
-    fn write(self, dialect: Dialect, seed: u64, body: &mut Map<String, Value>) {
+    fn write(self, dialect: Dialect, seed: Option<u64>, body: &mut Map<String, Value>) {
         if self == Policy::Greedy {
             if dialect != Dialect::Native {
                 body.insert("temperature".into(), json!(0));
@@ -100,7 +100,7 @@ impl Policy {
             return;
         }
         body.insert("temperature".into(), json!(0.8));
-        if dialect != Dialect::Anthropic {
+        if let Some(seed) = seed {
             body.insert("seed".into(), json!(seed));
         }
         match self {
@@ -121,6 +121,8 @@ pub struct Capabilities {
     pub token_prompts: bool,
     /// Asks for the usage figures in the stream.
     pub stream_usage: bool,
+    /// Sends a seed with what is drawn; without one a drawn answer is nobody's to repeat.
+    pub seed: bool,
 }
 
 impl Capabilities {
@@ -130,7 +132,13 @@ impl Capabilities {
             ignore_eos: true,
             token_prompts: dialect.takes_token_ids(),
             stream_usage: matches!(dialect, Dialect::OpenaiCompletions | Dialect::OpenaiChat),
+            seed: true,
         }
+    }
+
+    /// Whether a request with this policy has one answer only.
+    pub fn repeats(self, policy: Policy) -> bool {
+        self.seed || policy == Policy::Greedy
     }
 }
 
@@ -182,7 +190,7 @@ impl Ask<'_> {
                 body.insert("messages".into(), json!([{"role": "user", "content": text}]))
             }
         };
-        self.policy.write(self.dialect, self.seed, &mut body);
+        self.policy.write(self.dialect, self.takes.seed.then_some(self.seed), &mut body);
         Value::Object(body).to_string()
     }
 }
@@ -389,10 +397,10 @@ mod tests {
     }
 
     #[test]
-    fn a_body_carries_only_what_its_surface_documents() {
+    fn a_body_carries_what_its_surface_documents_and_of_the_rest_what_the_target_takes() {
         let prompt = Prompt::Tokens(vec![5, 6]);
         let ask = |dialect, policy| {
-            let takes = Capabilities::best_of(dialect);
+            let takes = Capabilities { seed: dialect != Dialect::Anthropic, ..Capabilities::best_of(dialect) };
             let body = Ask { dialect, model: "m", prompt: &prompt, max_tokens: 4, policy, seed: 9, takes }.body();
             serde_json::from_str::<Value>(&body).expect("a JSON body")
         };
@@ -402,6 +410,14 @@ mod tests {
         assert_eq!((&open["prompt"], &open["top_p"], &open["seed"]), (&json!([5, 6]), &json!(0.9), &json!(9)));
         let anthropic = ask(Dialect::Anthropic, Policy::TopK);
         assert_eq!((anthropic.get("seed"), anthropic.get("stream_options")), (None, None));
+        let takes = Capabilities::best_of(Dialect::Anthropic);
+        let ask_seeded = |policy| {
+            let (dialect, prompt) = (Dialect::Anthropic, &prompt);
+            let body = Ask { dialect, model: "m", prompt, max_tokens: 4, policy, seed: 9, takes }.body();
+            serde_json::from_str::<Value>(&body).expect("a JSON body")
+        };
+        assert_eq!(ask_seeded(Policy::TopK)["seed"], json!(9), "this server's extension, where the target takes it");
+        assert_eq!(ask_seeded(Policy::Greedy).get("seed"), None);
         assert_eq!(anthropic["messages"][0]["content"], json!("5 6 "));
         for dialect in Dialect::ALL {
             for &policy in Policy::on(dialect) {

@@ -140,7 +140,7 @@ pub fn record_oracle(setup: &Setup<'_>, wires: Vec<Wire>, progress: &ProgressBar
     progress.set_length(wires.len() as u64);
     for (id, wire) in wires.into_iter().enumerate() {
         progress.inc(1);
-        if oracle.entries.contains_key(&*wire.key) {
+        if wire.key.is_empty() || oracle.entries.contains_key(&*wire.key) {
             continue;
         }
         fleet.submit(Job::now(id, wire));

@@ -15,7 +15,7 @@ pub struct Wire {
     pub dialect: Dialect,
     /// The whole HTTP request.
     pub bytes: Arc<[u8]>,
-    /// Names the request in an oracle.
+    /// Names the request in an oracle; empty when its answer is drawn without a seed.
     pub key: Arc<str>,
 }
 

@@ -73,6 +73,8 @@ pub enum Verdict {
     },
     /// The oracle knows no such request.
     Unknown,
+    /// Drawn without a seed: it has no one answer.
+    Unseeded,
     /// Refused or failed: there is nothing to compare.
     NoOutput,
 }
@@ -103,6 +105,9 @@ impl Oracle {
             Outcome::Cancelled => false,
             Outcome::Refused { .. } | Outcome::Failed { .. } => return Verdict::NoOutput,
         };
+        if record.key.is_empty() {
+            return Verdict::Unseeded;
+        }
         let Some(entry) = self.entries.get(&*record.key) else { return Verdict::Unknown };
         let seen = &record.output;
         if let Some(detail) = difference("token", &entry.token_ids, &seen.token_ids, whole) {
@@ -161,6 +166,8 @@ pub struct Verification {
     pub different: usize,
     /// Outputs that the oracle does not know.
     pub unknown: usize,
+    /// Outputs that were drawn without a seed, because the target takes none: not compared.
+    pub unseeded: usize,
     /// The first differences.
     pub differences: Vec<String>,
 }
@@ -181,6 +188,7 @@ impl Verification {
                 }
             }
             Verdict::Unknown => self.unknown += 1,
+            Verdict::Unseeded => self.unseeded += 1,
             Verdict::NoOutput => {}
         }
     }
@@ -244,6 +252,10 @@ mod tests {
         let stranger = Record { key: "other".into(), ..record(&[], "", Outcome::Completed) };
         verification.add(&oracle(), "w", &stranger);
         assert!(!verification.passed() && verification.unknown == 1);
+        let drawn = Record { key: "".into(), ..record(&[8], "x", Outcome::Completed) };
+        let mut verification = Verification::default();
+        verification.add(&oracle(), "w", &drawn);
+        assert_eq!((verification.compared, verification.unseeded, verification.passed()), (0, 1, false));
     }
 
     #[test]

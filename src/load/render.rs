@@ -99,7 +99,8 @@ impl Renderer {
         };
         let (model, max_tokens, policy) = (self.model.as_str(), shot.output, shot.policy);
         let body = Ask { dialect, model, prompt: &prompt, max_tokens, policy, seed, takes }.body();
-        Wire::new(dialect, self.target.post(dialect, &body), key(dialect, &body))
+        let key = if takes.repeats(policy) { key(dialect, &body) } else { String::new() };
+        Wire::new(dialect, self.target.post(dialect, &body), key)
     }
 }
 
@@ -115,6 +116,7 @@ fn key(dialect: Dialect, body: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::load::dialect::Policy;
 
     fn renderer(seed: u64) -> Renderer {
         let target = Target::new("http://127.0.0.1:1", None).expect("a target");
@@ -132,5 +134,16 @@ mod tests {
             assert_ne!(base.key, other.key);
         }
         assert_eq!(base.key.len(), 2 * KEY_BYTES);
+    }
+
+    #[test]
+    fn a_drawn_answer_without_a_seed_has_no_name_in_an_oracle() {
+        let mut renderer = renderer(1);
+        let shot = |policy| Shot { policy, ..Shot::new(5, 3) };
+        let key = |renderer: &Renderer, policy| renderer.wire("a", 0, 0, &shot(policy)).key.len();
+        assert_eq!(key(&renderer, Policy::TopP), 2 * KEY_BYTES);
+        renderer.takes.insert(Dialect::Native, Capabilities { seed: false, ..Capabilities::best_of(Dialect::Native) });
+        assert_eq!(key(&renderer, Policy::TopP), 0);
+        assert_eq!(key(&renderer, Policy::Greedy), 2 * KEY_BYTES);
     }
 }

@@ -120,37 +120,30 @@ impl Target {
     }
 }
 
-/// Finds out by small requests what a dialect of the target takes: `ignore_eos`, token-id prompts and usage in the stream are given
-/// up one by one until a request is answered. Busy answers are waited out.
+/// Finds out by small requests what a dialect of the target takes: `ignore_eos`, usage in the stream, token-id prompts and the seed are
+/// given up one by one until a request is answered. Busy answers are waited out.
 ///
 /// # Errors
 /// Every form is refused.
 pub fn probe(target: &Target, dialect: Dialect, model: &str, range: TokenRange) -> Result<Capabilities, TargetError> {
-    let best = Capabilities::best_of(dialect);
     let mut message = String::new();
-    // The parameter that the refusal names goes first; the blind order covers servers that name none.
-    let mut takes = best;
+    let mut takes = Capabilities::best_of(dialect);
     for _ in 0..8 {
         let prompt = if takes.token_prompts {
             prompts::tokens(&mut SplitMix64::new(0), 4, range)
         } else {
             prompts::words(&mut SplitMix64::new(0), 4)
         };
-        let ask = Ask { dialect, model, prompt: &prompt, max_tokens: 2, policy: Policy::Greedy, seed: 0, takes };
+        // A greedy request carries no seed.
+        let policy = Policy::Temperature;
+        let ask = Ask { dialect, model, prompt: &prompt, max_tokens: 2, policy, seed: 0, takes };
         let record = once(target, dialect, &ask.body());
         match record.outcome {
             Outcome::Completed => return Ok(takes),
             Outcome::Refused { .. } => std::thread::sleep(Duration::from_millis(500)),
             Outcome::Cancelled => {}
             Outcome::Failed { message: why } => {
-                let named = [why.contains("ignore_eos"), why.contains("stream_options"), why.contains("prompt")];
-                if takes.ignore_eos && (named[0] || !(named[1] || named[2])) {
-                    takes.ignore_eos = false;
-                } else if takes.stream_usage && (named[1] || !named[2]) {
-                    takes.stream_usage = false;
-                } else if takes.token_prompts && dialect != Dialect::Native {
-                    takes.token_prompts = false;
-                } else {
+                if !give_up(&mut takes, dialect, &why) {
                     return Err(TargetError::Unusable { dialect: dialect.name(), message: why });
                 }
                 message = why;
@@ -158,6 +151,24 @@ pub fn probe(target: &Target, dialect: Dialect, model: &str, range: TokenRange) 
         }
     }
     Err(TargetError::Unusable { dialect: dialect.name(), message })
+}
+
+/// Gives up what the refusal names, or the first that is still sent where it names nothing of it; false when nothing is left to give up.
+fn give_up(takes: &mut Capabilities, dialect: Dialect, why: &str) -> bool {
+    let mut sent = [
+        ("ignore_eos", &mut takes.ignore_eos),
+        ("stream_options", &mut takes.stream_usage),
+        ("prompt", &mut takes.token_prompts),
+        ("seed", &mut takes.seed),
+    ];
+    // The native surface always takes token ids.
+    let can = |(name, sent): &(&str, &mut bool)| **sent && (*name != "prompt" || dialect != Dialect::Native);
+    let named = sent.iter().position(|s| can(s) && why.contains(s.0));
+    let chosen = named.or_else(|| sent.iter().position(can));
+    if let Some(at) = chosen {
+        *sent[at].1 = false;
+    }
+    chosen.is_some()
 }
 
 fn once(target: &Target, dialect: Dialect, body: &str) -> Record {
@@ -178,6 +189,23 @@ mod tests {
         assert!(bytes.starts_with("POST /api/v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:8080\r\n"));
         assert!(bytes.ends_with("content-length: 2\r\n\r\n{}") && !bytes.contains("authorization"));
         assert!(Target::new("https://127.0.0.1", None).is_err() && Target::new("http:///x", None).is_err());
+    }
+
+    #[test]
+    fn what_a_refusal_names_is_given_up_first_and_otherwise_one_after_the_other() {
+        let all = Capabilities { ignore_eos: true, token_prompts: true, stream_usage: true, seed: true };
+        let after = |dialect, whys: &[&str]| {
+            let mut takes = all;
+            let gave = whys.iter().all(|why| give_up(&mut takes, dialect, why));
+            gave.then_some([takes.ignore_eos, takes.stream_usage, takes.token_prompts, takes.seed])
+        };
+        let chat = Dialect::OpenaiChat;
+        assert_eq!(after(chat, &["seed: Extra inputs are not permitted"]), Some([true, true, true, false]));
+        assert_eq!(after(chat, &["unknown field stream_options"]), Some([true, false, true, true]));
+        assert_eq!(after(chat, &["bad request"; 2]), Some([false, false, true, true]));
+        assert_eq!(after(chat, &["bad request"; 4]), Some([false; 4]));
+        assert_eq!(after(chat, &["bad request"; 5]), None);
+        assert_eq!(after(Dialect::Native, &["prompt_tokens has an id beyond the vocabulary"; 4]), None);
     }
 
     #[test]

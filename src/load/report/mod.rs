@@ -188,10 +188,13 @@ impl Report {
     /// Adds the checks of oracle and pages, where there are any, and settles whether the run passed.
     pub fn settle(&mut self) {
         if let Some(v) = &self.verification {
-            let detail = format!(
+            let mut detail = format!(
                 "{} outputs and {} token ids compared, {} different, {} unknown",
                 v.compared, v.token_ids_compared, v.different, v.unknown
             );
+            if v.unseeded > 0 {
+                detail.push_str(&format!(", {} drawn without a seed and not compared", v.unseeded));
+            }
             self.checks.push(Check::new("every output equals the oracle", v.passed(), detail));
         }
         if let Some(p) = &self.pages {
