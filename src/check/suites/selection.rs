@@ -1,7 +1,7 @@
 //! Selection: crafted logits through the backend's own selection, then every rule through a whole model, alone and crowded.
 //!
 //! The crafted part needs no luck: for any draw the logits are built so that an interval begins or ends exactly at the drawn point, and
-//! so that top-p reaches its target exactly.
+//! so that top-p reaches its target exactly, misses it by one unit, or misses it only because the target is rounded up.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -106,7 +106,76 @@ fn top_p_edges(dice: &mut Dice) -> Vec<Case> {
     cases
 }
 
-/// Logits, at most 0, whose weights sum to exactly `sum`.
+/// Where the weight of the first tokens lies beside P·W / 2^32.
+#[derive(Clone, Copy)]
+enum Target {
+    /// It is this, rounded down: the target, which is rounded up, asks for a token more.
+    RoundedDown,
+    /// It is this, rounded up: it reaches the target.
+    RoundedUp,
+}
+
+/// The token that the draw takes of ids with their weights, ids ascending.
+fn drawn(kept: &[(u32, u64)], sampling: &SamplingRow) -> u32 {
+    let total = kept.iter().map(|&(_, weight)| weight).sum();
+    let point = draw_point(token_draw(sampling.seed, sampling.token_index, sampling.choice), total);
+    let mut sum = 0;
+    let reaches = |&&(_, weight): &&(u32, u64)| {
+        sum += weight;
+        sum > point
+    };
+    kept.iter().find(reaches).map_or(u32::MAX, |&(id, _)| id)
+}
+
+/// A few tokens of weight 2^40 and lower ones, with a P whose exact target is no whole number and lies within one unit of what the few
+/// weigh; the draw is one that tells whether a token more was kept.
+///
+/// With n of weight 2^40, P = 2^32 − d and R the others' weight, P·W = n·2^72 + P·R − d·n·2^40. The least R above d·n·2^40 / P puts the
+/// exact target less than one unit above n·2^40, the next lower R less than one below it.
+fn top_p_rounding(dice: &mut Dice, vocab: usize, target: Target) -> Case {
+    let first = 1 + dice.below(4) as u64;
+    let share = (1 << 32) / (4 * (first + 1));
+    let d = share + dice.below(share as usize) as u64;
+    let p = (1 << 32) - d;
+    let above = ((u128::from(d * first) << 40) / u128::from(p)) as u64 + 1;
+    let others = match target {
+        Target::RoundedDown => above,
+        Target::RoundedUp => above - 1,
+    };
+    let mut weighty = vec![0.0; first as usize];
+    weighty.extend(decompose(others));
+    let next = weighty[first as usize];
+    dice.shuffle(&mut weighty);
+    let (ids, logits) = placed(dice, vocab, &weighty);
+    let weights = || ids.iter().zip(&weighty).map(|(&id, &l)| (id, l));
+    let kept = |lowest: f32| -> Vec<(u32, u64)> {
+        weights().filter(|&(_, l)| l >= lowest).map(|(id, l)| (id, fixed_weight(exp_c(l)))).collect()
+    };
+    let (few, more) = (kept(0.0), kept(next));
+    let mut sampling = position(dice, sampled(1.0, 0, p, 0.0));
+    while drawn(&few, &sampling) == drawn(&more, &sampling) {
+        sampling.token_index += 1;
+    }
+    let (class, kept) = match target {
+        Target::RoundedDown => ("top-p target rounded up to a token more", more),
+        Target::RoundedUp => ("top-p target rounded up to what is kept", few),
+    };
+    Case { class, logits, want: drawn(&kept, &sampling), sampling }
+}
+
+/// Spreads logits over random ids of a vocabulary, in order; the other ids weigh nothing. The ids, and all logits.
+fn placed(dice: &mut Dice, vocab: usize, weighty: &[f32]) -> (Vec<u32>, Vec<f32>) {
+    let vocab = vocab.max(weighty.len());
+    let mut ids: Vec<u32> = (0..vocab as u32).collect();
+    dice.shuffle(&mut ids);
+    ids.truncate(weighty.len());
+    ids.sort_unstable();
+    let mut logits = vec![-80.0; vocab];
+    ids.iter().zip(weighty).for_each(|(&id, &l)| logits[id as usize] = l);
+    (ids, logits)
+}
+
+/// Logits, at most 0, whose weights sum to exactly `sum`, the highest first.
 fn decompose(mut sum: u64) -> Vec<f32> {
     let mut logits = Vec::new();
     while sum > 0 {
@@ -135,13 +204,7 @@ fn draw_edge(dice: &mut Dice, vocab: usize, ends: bool) -> Case {
     dice.shuffle(&mut tail);
     let wanted = if ends { head.len() - 1 } else { head.len() };
     let weighty: Vec<f32> = head.into_iter().chain(tail).collect();
-    let mut ids: Vec<u32> = (0..vocab.max(weighty.len()) as u32).collect();
-    dice.shuffle(&mut ids);
-    ids.truncate(weighty.len());
-    ids.sort_unstable();
-    // The others weigh nothing.
-    let mut logits = vec![-80.0; vocab.max(weighty.len())];
-    ids.iter().zip(&weighty).for_each(|(&id, &l)| logits[id as usize] = l);
+    let (ids, logits) = placed(dice, vocab, &weighty);
     Case {
         class: if ends { "interval ends at the draw" } else { "interval begins at the draw" },
         logits,
@@ -158,6 +221,7 @@ fn crafted(dice: &mut Dice, rounds: usize) -> Vec<Case> {
             cases.extend(ties(dice, vocab));
             cases.extend(all_filters(dice, vocab));
             cases.extend([true, false].map(|ends| draw_edge(dice, vocab, ends)));
+            cases.extend([Target::RoundedDown, Target::RoundedUp].map(|target| top_p_rounding(dice, vocab, target)));
         }
         cases.extend(top_p_edges(dice));
     }
