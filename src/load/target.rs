@@ -155,7 +155,7 @@ pub fn probe(target: &Target, dialect: Dialect, model: &str, range: TokenRange) 
 
 /// Gives up what the refusal names, or the first that is still sent where it names nothing of it; false when nothing is left to give up.
 fn give_up(takes: &mut Capabilities, dialect: Dialect, why: &str) -> bool {
-    let mut sent = [
+    let sent = [
         ("ignore_eos", &mut takes.ignore_eos),
         ("stream_options", &mut takes.stream_usage),
         ("prompt", &mut takes.token_prompts),
