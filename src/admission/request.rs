@@ -250,23 +250,47 @@ mod tests {
     use super::*;
     use crate::backend::Rule;
 
-    #[test]
-    fn no_more_log_probabilities_are_asked_for_than_there_are_tokens() {
-        let limits =
-            Limits { context: 64, max_prompt_tokens: 64, max_new_tokens: 64, vocab: 7, pages: 4, page_tokens: 16 };
-        let spec = RequestSpec {
-            prompt: Arc::from([1, 2]),
-            max_new_tokens: 3,
+    fn limits() -> Limits {
+        Limits { context: 64, max_prompt_tokens: 64, max_new_tokens: 64, vocab: 7, pages: 4, page_tokens: 16 }
+    }
+
+    fn spec(prompt: usize, max_new_tokens: usize) -> RequestSpec {
+        RequestSpec {
+            prompt: vec![1; prompt].into(),
+            max_new_tokens,
             rule: Rule::Greedy,
             adjust: None,
             seed: 0,
             choice: 0,
             eos: Arc::from([]),
-            logprobs: Some(20),
+            logprobs: None,
             score_prompt: false,
             dialect: Dialect::Native,
-        };
-        let request = ValidRequest::new(RequestId(1), spec, &limits).expect("it fits");
+        }
+    }
+
+    #[test]
+    fn the_longest_prompt_and_the_room_after_each_prompt_are_what_the_check_takes_and_no_more() {
+        let narrow = [
+            limits(),
+            Limits { max_prompt_tokens: 9, max_new_tokens: 5, ..limits() },
+            Limits { context: 1_000, max_prompt_tokens: 1_000, max_new_tokens: 1_000, pages: 2, ..limits() },
+        ];
+        for limits in narrow {
+            let taken = |prompt, new| ValidRequest::new(RequestId(1), spec(prompt, new), &limits).is_ok();
+            let longest = limits.longest_prompt();
+            assert!(taken(longest, 1) && !taken(longest + 1, 1), "{limits:?}");
+            for prompt in 1..=longest {
+                let room = limits.room(prompt);
+                assert!(taken(prompt, room) && !taken(prompt, room + 1), "{prompt} of {limits:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_more_log_probabilities_are_asked_for_than_there_are_tokens() {
+        let spec = RequestSpec { logprobs: Some(20), ..spec(2, 3) };
+        let request = ValidRequest::new(RequestId(1), spec, &limits()).expect("it fits");
         assert_eq!(request.spec().logprobs, Some(7));
     }
 }

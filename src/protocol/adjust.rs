@@ -1,24 +1,34 @@
 //! `presence_penalty`, `frequency_penalty` and `logit_bias` as OpenAI's clients write them.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use serde_json::Value;
 
 use super::body::{Body, wrong_type};
 use super::errors::{ApiError, Code};
+use crate::arith::MAX_BIAS;
 use crate::arith::adjust::adjust;
 use crate::backend::Adjust;
 
-/// Reads the three fields; `None` when nothing of them has an effect. Whether ids exist and how many there may be is checked with
-/// the rest of the request.
+/// `presence_penalty` and `frequency_penalty`.
+pub const PENALTY: RangeInclusive<f64> = -2.0..=2.0;
+/// A value of `logit_bias`.
+pub const BIAS: RangeInclusive<f64> = -100.0..=100.0;
+
+/// Reads the three fields; `None` when nothing of them has an effect. Whether ids exist is checked with the rest of the request.
 ///
 /// # Errors
-/// A value outside its range, or a key that is no token id.
+/// A value outside its range, too many biases, or a key that is no token id.
 pub fn parse(body: &mut Body) -> Result<Option<Arc<Adjust>>, ApiError> {
-    let presence = body.number("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0);
-    let frequency = body.number("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0);
+    let presence = body.number("presence_penalty", PENALTY)?.unwrap_or(0.0);
+    let frequency = body.number("frequency_penalty", PENALTY)?.unwrap_or(0.0);
     let bias = match body.value("logit_bias") {
         None => Vec::new(),
+        Some(Value::Object(fields)) if fields.len() > MAX_BIAS => {
+            let text = format!("logit_bias has {} entries, at most {MAX_BIAS} are allowed", fields.len());
+            return Err(ApiError::about(Code::InvalidValue, "logit_bias", text));
+        }
         Some(Value::Object(fields)) => fields.iter().map(entry).collect::<Result<_, _>>()?,
         Some(other) => return Err(wrong_type("logit_bias", "an object from token ids to numbers", &other)),
     };
@@ -31,8 +41,8 @@ fn entry((key, value): (&String, &Value)) -> Result<(u32, f64), ApiError> {
     let id = key.parse::<u32>().ok().filter(|id| id.to_string() == *key);
     let id = id.ok_or_else(|| bad("the keys of logit_bias must be token ids in decimal, such as \"50256\"".into()))?;
     let bias = value.as_f64().ok_or_else(|| bad(format!("logit_bias of {id} must be a number")))?;
-    if !(-100.0..=100.0).contains(&bias) {
-        return Err(bad(format!("logit_bias of {id} is {value}, it must lie in -100..=100")));
+    if !BIAS.contains(&bias) {
+        return Err(bad(format!("logit_bias of {id} is {value}, it must lie in {}..={}", BIAS.start(), BIAS.end())));
     }
     Ok((id, bias))
 }

@@ -9,6 +9,12 @@ use serde_json::{Map, Value};
 
 use super::errors::{ApiError, Code};
 
+/// Characters of a stop string at most.
+pub const MAX_STOP_CHARS: usize = 1_024;
+
+/// Fields of a dialect that are not served, each with the values that have no effect and therefore pass.
+pub type Unserved = Vec<(&'static str, Vec<Value>)>;
+
 /// A JSON object that is being read.
 #[derive(Debug)]
 pub struct Body {
@@ -120,10 +126,10 @@ impl Body {
         token_ids(&self.path(name), value).map(Some)
     }
 
-    /// A string or an array of at most `most` strings, none empty.
+    /// A string or an array of at most `most` strings of 1 to `MAX_STOP_CHARS` characters.
     ///
     /// # Errors
-    /// Another type, too many, an empty string or one over a kilobyte.
+    /// Another type, too many, an empty string or one that is too long.
     pub fn stop_strings(&mut self, name: &str, most: usize) -> Result<Vec<String>, ApiError> {
         let path = self.path(name);
         let stops = match self.value(name) {
@@ -142,8 +148,8 @@ impl Body {
         if stops.len() > most {
             return bad(format!("{path} has {} strings, at most {most} are allowed", stops.len()));
         }
-        if stops.iter().any(|s| s.is_empty() || s.len() > 1024) {
-            return bad(format!("{path} must hold strings of 1 to 1024 bytes"));
+        if stops.iter().any(|s| !(1..=MAX_STOP_CHARS).contains(&s.chars().count())) {
+            return bad(format!("{path} must hold strings of 1 to {MAX_STOP_CHARS} characters"));
         }
         Ok(stops)
     }
@@ -160,6 +166,14 @@ impl Body {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Every field of a table that is not served.
+    ///
+    /// # Errors
+    /// The first that would have an effect.
+    pub fn refuse(&mut self, unserved: &Unserved) -> Result<(), ApiError> {
+        unserved.iter().try_for_each(|(name, no_op)| self.unsupported(name, no_op))
     }
 
     /// A field that must be there.

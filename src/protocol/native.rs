@@ -2,6 +2,7 @@
 //! given, and a sampling parameter without a temperature is an error.
 
 use std::num::NonZeroU32;
+use std::ops::RangeInclusive;
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -10,15 +11,15 @@ use super::body::Body;
 use super::choice::{Answer, ChoiceEnd, Delta};
 use super::errors::{ApiError, Code, ErrorDialect};
 use super::format::{Format, Usage, json_bytes};
-use super::sampling::{DEFAULT_SEED, Sampling};
+use super::sampling::{DEFAULT_SEED, LOGPROBS, MAX_TOKENS, SEEDS, SHARE, Sampling, TOP_K};
 use super::sse;
 use crate::actors::session::messages::GeneratedToken;
 use crate::backend::TokenLogprobs;
 
 /// Stop strings of one request at most.
-const MAX_STOPS: usize = 16;
-/// Alternatives per token at most.
-const MAX_LOGPROBS: u64 = 20;
+pub const MAX_STOPS: usize = 16;
+/// `temperature`.
+pub const TEMPERATURE: RangeInclusive<f64> = 0.0..=5.0;
 
 /// What to continue.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,11 +67,11 @@ impl Generate {
         };
         let request = Self {
             prompt,
-            max_tokens: body.integer("max_tokens", 1..=u32::MAX.into())?.unwrap_or(64) as usize,
+            max_tokens: body.integer("max_tokens", MAX_TOKENS)?.unwrap_or(64) as usize,
             sampling: Sampling::GREEDY,
             seed: DEFAULT_SEED,
             stop: body.stop_strings("stop", MAX_STOPS)?,
-            logprobs: body.integer("logprobs", 0..=MAX_LOGPROBS)?.map(|n| n as u8),
+            logprobs: body.integer("logprobs", LOGPROBS)?.map(|n| n as u8),
             ignore_eos: body.boolean("ignore_eos")?.unwrap_or(false),
         };
         let (sampling, seed) = sampling(&mut body)?;
@@ -80,11 +81,11 @@ impl Generate {
 }
 
 fn sampling(body: &mut Body) -> Result<(Sampling, u64), ApiError> {
-    let temperature = body.number("temperature", 0.0..=5.0)?;
-    let top_k = body.integer("top_k", 1..=u32::MAX.into())?;
-    let top_p = body.number("top_p", 0.0..=1.0)?;
-    let min_p = body.number("min_p", 0.0..=1.0)?;
-    let seed = body.integer("seed", 0..=u64::MAX)?;
+    let temperature = body.number("temperature", TEMPERATURE)?;
+    let top_k = body.integer("top_k", TOP_K)?;
+    let top_p = body.number("top_p", SHARE)?;
+    let min_p = body.number("min_p", SHARE)?;
+    let seed = body.integer("seed", SEEDS)?;
     let given =
         [("top_k", top_k.is_some()), ("top_p", top_p.is_some()), ("min_p", min_p.is_some()), ("seed", seed.is_some())];
     if let (None, Some((name, _))) = (temperature, given.iter().find(|(_, given)| *given)) {

@@ -1,12 +1,23 @@
 //! Sampling parameters as clients write them, compiled into the selection rule of docs/arithmetic.md.
 
 use std::num::NonZeroU32;
+use std::ops::RangeInclusive;
 
 use crate::arith::rule::top_p_fixed;
 use crate::backend::Rule;
 
 /// The seed of a native request that names none.
 pub const DEFAULT_SEED: u64 = 0;
+/// Seeds where a dialect does not say more.
+pub const SEEDS: RangeInclusive<u64> = 0..=u64::MAX;
+/// `max_tokens` as it can be read; how many there is room for depends on the model.
+pub const MAX_TOKENS: RangeInclusive<u64> = 1..=u32::MAX as u64;
+/// `top_k` where every value has an effect.
+pub const TOP_K: RangeInclusive<u64> = 1..=u32::MAX as u64;
+/// `top_p` and `min_p`.
+pub const SHARE: RangeInclusive<f64> = 0.0..=1.0;
+/// Alternatives a token of log-probabilities.
+pub const LOGPROBS: RangeInclusive<u64> = 0..=20;
 
 /// Parameters after the dialect's defaults; in range.
 #[derive(Clone, Copy, Debug, PartialEq)]

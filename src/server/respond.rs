@@ -18,7 +18,7 @@ use crate::protocol::sampling::Sampling;
 
 /// Entries of an answer that is one body, at most: a token or one of its alternatives, of every choice. The body is built on the
 /// worker, about a hundred bytes an entry with log-probabilities.
-const WHOLE_ENTRIES_MAX: usize = 1 << 20;
+pub const WHOLE_ENTRIES_MAX: usize = 1 << 20;
 
 /// How an answer travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

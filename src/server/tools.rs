@@ -13,6 +13,11 @@ use crate::protocol::openai::chat;
 
 /// Text of a token, roughly: decides only where ids are turned into text.
 const BYTES_PER_TOKEN: usize = 4;
+/// Characters of a text that /tokenize takes at most.
+pub const MAX_TEXT_CHARS: usize = 524_288;
+/// Ids that /detokenize takes at most. A token may stand for a hundred bytes, so the body's limit alone would let a small request ask
+/// for a very large answer.
+pub const MAX_IDS: usize = 131_072;
 
 /// POST /tokenize: `{text, special_tokens = true}` or `{messages, add_generation_prompt = true}` → `{tokens, count}`.
 pub async fn tokenize(request: HttpRequest, payload: web::Payload, service: web::Data<Service>) -> HttpResponse {
@@ -48,7 +53,18 @@ impl Asked {
             }
         };
         body.finish()?;
-        Ok(asked)
+        asked.short_enough()
+    }
+
+    /// # Errors
+    /// A text is longer than `MAX_TEXT_CHARS`; what becomes of messages has the bound of prompts.
+    fn short_enough(self) -> Result<Self, ApiError> {
+        let characters = if let Self::Text(text, _) = &self { text.chars().count() } else { 0 };
+        if characters <= MAX_TEXT_CHARS {
+            return Ok(self);
+        }
+        let text = format!("text has {characters} characters, at most {MAX_TEXT_CHARS} are taken; send it in parts");
+        Err(ApiError::about(Code::InvalidValue, "text", text))
     }
 }
 
@@ -90,6 +106,10 @@ fn ids(bytes: &[u8]) -> Result<(Vec<u32>, SpecialText), ApiError> {
         false => SpecialText::Hide,
     };
     body.finish()?;
+    if tokens.len() > MAX_IDS {
+        let text = format!("tokens has {} ids, at most {MAX_IDS} are taken; send them in parts", tokens.len());
+        return Err(ApiError::about(Code::InvalidValue, "tokens", text));
+    }
     Ok((tokens, special))
 }
 

@@ -1,20 +1,32 @@
 //! /v1/messages.
 
 use std::num::NonZeroU32;
+use std::ops::RangeInclusive;
+use std::sync::LazyLock;
 
 use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::{Conversation, one_of};
-use crate::protocol::body::{Body, wrong_type};
+use crate::protocol::body::{Body, Unserved, wrong_type};
 use crate::protocol::choice::{Answer, ChoiceEnd, Delta, FinishReason};
 use crate::protocol::errors::ApiError;
 use crate::protocol::format::{Format, Usage, json_bytes};
-use crate::protocol::sampling::Sampling;
+use crate::protocol::sampling::{MAX_TOKENS, SEEDS, SHARE, Sampling};
 use crate::protocol::sse;
 
 /// Stop sequences of one request at most.
-const MAX_STOPS: usize = 16;
+pub const MAX_STOPS: usize = 16;
+/// `temperature`.
+pub const TEMPERATURE: RangeInclusive<f64> = 0.0..=1.0;
+/// `top_k`; 0 keeps every token, as without one.
+pub const TOP_K: RangeInclusive<u64> = 0..=u32::MAX as u64;
+/// `service_tier`: there is one tier.
+pub const TIERS: [&str; 2] = ["auto", "standard_only"];
+/// Fields of this endpoint that are not served.
+pub static UNSERVED: LazyLock<Unserved> = LazyLock::new(|| {
+    vec![("container", vec![]), ("diagnostics", vec![]), ("inference_geo", vec![]), ("fallbacks", vec![])]
+});
 
 /// A request.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,36 +57,33 @@ impl MessagesRequest {
     pub fn parse(bytes: &[u8]) -> Result<Self, ApiError> {
         let mut body = Body::parse(bytes)?;
         let conversation = Conversation::read(&mut body)?;
-        let max_tokens = body.integer("max_tokens", 1..=u32::MAX.into())?;
+        let max_tokens = body.integer("max_tokens", MAX_TOKENS)?;
         let request = Self {
             conversation,
             max_tokens: body.require("max_tokens", max_tokens)? as usize,
             sampling: sampling(&mut body)?,
-            seed: body.integer("seed", 0..=u64::MAX)?,
+            seed: body.integer("seed", SEEDS)?,
             stop: stop_sequences(&mut body)?,
             ignore_eos: body.boolean("ignore_eos")?.unwrap_or(false),
             stream: body.boolean("stream")?.unwrap_or(false),
             user: user(&mut body)?,
         };
         if let Some(tier) = body.string("service_tier")? {
-            one_of(&body, "service_tier", &tier, &["auto", "standard_only"])?;
+            one_of(&body, "service_tier", &tier, &TIERS)?;
         }
-        for name in ["container", "diagnostics", "inference_geo", "fallbacks"] {
-            body.unsupported(name, &[])?;
-        }
+        body.refuse(&UNSERVED)?;
         body.finish()?;
         Ok(request)
     }
 }
 
-/// A `top_k` of 0 keeps every token, as without one.
 fn sampling(body: &mut Body) -> Result<Sampling, ApiError> {
-    let top_k = body.integer("top_k", 0..=u32::MAX.into())?;
+    let top_k = body.integer("top_k", TOP_K)?;
     Ok(Sampling {
-        temperature: body.number("temperature", 0.0..=1.0)?.unwrap_or(1.0),
+        temperature: body.number("temperature", TEMPERATURE)?.unwrap_or(1.0),
         top_k: top_k.and_then(|k| NonZeroU32::new(k as u32)),
-        top_p: body.number("top_p", 0.0..=1.0)?.unwrap_or(1.0),
-        min_p: body.number("min_p", 0.0..=1.0)?.unwrap_or(0.0),
+        top_p: body.number("top_p", SHARE)?.unwrap_or(1.0),
+        min_p: body.number("min_p", SHARE)?.unwrap_or(0.0),
     })
 }
 

@@ -5,15 +5,41 @@
 pub mod messages;
 pub mod models;
 
+use std::sync::LazyLock;
+
 use serde_json::{Value, json};
 
-use super::body::{Body, wrong_type};
+use super::body::{Body, Unserved, wrong_type};
 use super::content;
 use super::errors::{ApiError, Code};
 use crate::model::chat_template::{ChatMessage, GenerationPrompt};
 
 /// Messages of one request at most.
 pub const MAX_MESSAGES: usize = 100_000;
+/// Who speaks.
+pub const ROLES: [&str; 3] = ["user", "assistant", "system"];
+/// The `type` of a cache control, and how long it may hold.
+pub const CACHE_CONTROLS: [&str; 1] = ["ephemeral"];
+/// `ttl` of a cache control.
+pub const CACHE_TIMES: [&str; 2] = ["5m", "1h"];
+
+/// Fields of both endpoints that are not served.
+pub static UNSERVED: LazyLock<Unserved> = LazyLock::new(|| {
+    vec![
+        ("thinking", vec![json!({"type": "disabled"})]),
+        ("tools", vec![json!([])]),
+        ("tool_choice", vec![json!({"type": "auto"}), json!({"type": "none"})]),
+        ("output_config", vec![json!({}), json!({"effort": null}), json!({"format": null})]),
+        ("speed", vec![json!("standard")]),
+        ("mcp_servers", vec![json!([])]),
+        ("output_format", vec![]),
+        ("context_management", vec![]),
+        ("user_profile_id", vec![]),
+        ("workspace_id", vec![]),
+    ]
+});
+/// Fields of a block of text that are not served.
+pub static UNSERVED_OF_BLOCK: LazyLock<Unserved> = LazyLock::new(|| vec![("citations", vec![json!([])])]);
 
 /// What both endpoints read: the model and what it is to continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +77,8 @@ impl Conversation {
         }
         let messages = body.value("messages");
         let end = read_messages(body.require("messages", messages)?, &mut turns)?;
-        refuse_unserved(body)?;
+        cache_control(body)?;
+        body.refuse(&UNSERVED)?;
         Ok(Self { model, turns, end })
     }
 }
@@ -95,10 +122,7 @@ fn message(item: Value, path: &str) -> Result<ChatMessage, ApiError> {
     let mut body = Body::nested(item, path)?;
     let role = body.string("role")?;
     let role = body.require("role", role)?;
-    if !matches!(role.as_str(), "user" | "assistant" | "system") {
-        let text = format!("{} must be user, assistant or system", body.path("role"));
-        return Err(ApiError::about(Code::InvalidValue, body.path("role"), text));
-    }
+    one_of(&body, "role", &role, &ROLES)?;
     let content = body.value("content");
     let content = content::text(body.require("content", content)?, &body.path("content"), block)?;
     body.finish()?;
@@ -108,16 +132,16 @@ fn message(item: Value, path: &str) -> Result<ChatMessage, ApiError> {
 /// What a block of text has besides its text.
 fn block(body: &mut Body) -> Result<(), ApiError> {
     cache_control(body)?;
-    body.unsupported("citations", &[json!([])])
+    body.refuse(&UNSERVED_OF_BLOCK)
 }
 
 fn cache_control(body: &mut Body) -> Result<(), ApiError> {
     let Some(value) = body.value("cache_control") else { return Ok(()) };
     let mut control = Body::nested(value, &body.path("cache_control"))?;
     let kind = control.string("type")?;
-    one_of(&control, "type", &control.require("type", kind)?, &["ephemeral"])?;
+    one_of(&control, "type", &control.require("type", kind)?, &CACHE_CONTROLS)?;
     if let Some(ttl) = control.string("ttl")? {
-        one_of(&control, "ttl", &ttl, &["5m", "1h"])?;
+        one_of(&control, "ttl", &ttl, &CACHE_TIMES)?;
     }
     control.finish()
 }
@@ -129,19 +153,4 @@ fn one_of(body: &Body, name: &str, value: &str, allowed: &[&str]) -> Result<(), 
     let path = body.path(name);
     let text = format!("{path} must be {}", allowed.join(" or "));
     Err(ApiError::about(Code::InvalidValue, path, text))
-}
-
-/// Fields of both endpoints that have no effect here at the values listed and are refused at others.
-fn refuse_unserved(body: &mut Body) -> Result<(), ApiError> {
-    cache_control(body)?;
-    body.unsupported("thinking", &[json!({"type": "disabled"})])?;
-    body.unsupported("tools", &[json!([])])?;
-    body.unsupported("tool_choice", &[json!({"type": "auto"}), json!({"type": "none"})])?;
-    body.unsupported("output_config", &[json!({}), json!({"effort": null}), json!({"format": null})])?;
-    body.unsupported("speed", &[json!("standard")])?;
-    body.unsupported("mcp_servers", &[json!([])])?;
-    for name in ["output_format", "context_management", "user_profile_id", "workspace_id"] {
-        body.unsupported(name, &[])?;
-    }
-    Ok(())
 }

@@ -1,5 +1,7 @@
 //! /v1/chat/completions.
 
+use std::sync::LazyLock;
+
 use bytes::Bytes;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
@@ -9,13 +11,54 @@ use super::{Common, MaxTokens};
 use crate::actors::session::messages::GeneratedToken;
 use crate::model::chat_template::ChatMessage;
 use crate::protocol::anthropic::MAX_MESSAGES;
-use crate::protocol::body::{Body, wrong_type};
+use crate::protocol::body::{Body, Unserved, wrong_type};
 use crate::protocol::choice::{Answer, ChoiceEnd, Delta, Vocabulary};
 use crate::protocol::content;
 use crate::protocol::errors::{ApiError, Code};
 use crate::protocol::format::{Format, Usage};
+use crate::protocol::sampling::{LOGPROBS, MAX_TOKENS};
 
 const CHUNK: &str = "chat.completion.chunk";
+
+/// Fields of a request that are not served.
+pub static UNSERVED: LazyLock<Unserved> = LazyLock::new(|| {
+    vec![
+        ("tools", vec![json!([])]),
+        ("functions", vec![json!([])]),
+        ("tool_choice", vec![json!("none"), json!("auto")]),
+        ("function_call", vec![json!("none"), json!("auto")]),
+        ("parallel_tool_calls", vec![json!(true), json!(false)]),
+        ("response_format", vec![json!({"type": "text"})]),
+        ("modalities", vec![json!(["text"])]),
+        ("service_tier", vec![json!("auto"), json!("default")]),
+        ("store", vec![json!(false)]),
+        ("metadata", vec![json!({})]),
+        ("prompt_cache_retention", vec![json!("in_memory")]),
+        ("prompt_cache_options", vec![json!({})]),
+        ("audio", vec![]),
+        ("prediction", vec![]),
+        ("reasoning_effort", vec![]),
+        ("verbosity", vec![]),
+        ("web_search_options", vec![]),
+        ("moderation", vec![]),
+    ]
+});
+/// Fields of a message that are not served.
+pub static UNSERVED_OF_MESSAGE: LazyLock<Unserved> = LazyLock::new(|| {
+    vec![
+        ("tool_calls", vec![json!([])]),
+        ("annotations", vec![json!([])]),
+        ("name", vec![]),
+        ("refusal", vec![]),
+        ("audio", vec![]),
+        ("function_call", vec![]),
+        ("tool_call_id", vec![]),
+    ]
+});
+/// Who speaks; a developer is the system.
+pub const ROLES: [&str; 4] = ["system", "developer", "user", "assistant"];
+/// Names for a cache and for the user, which change no answer.
+pub const IGNORED: [&str; 2] = ["prompt_cache_key", "safety_identifier"];
 
 /// A chat request.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,7 +87,10 @@ impl ChatRequest {
             max_tokens: max_tokens(&mut body)?,
             logprobs: logprobs(&mut body)?,
         };
-        refuse_unserved(&mut body)?;
+        body.refuse(&UNSERVED)?;
+        for name in IGNORED {
+            body.string(name)?;
+        }
         body.finish()?;
         Ok(request)
     }
@@ -68,30 +114,27 @@ fn turn(item: Value, path: &str) -> Result<ChatMessage, ApiError> {
     let role = body.string("role")?;
     let role = body.require("role", role)?;
     let role = match role.as_str() {
-        "system" | "user" | "assistant" => role,
         "developer" => "system".to_owned(),
+        known if ROLES.contains(&known) => role,
         "tool" | "function" => {
             let text = format!("role {role} is not supported: tools are not");
             return Err(ApiError::about(Code::UnsupportedParameter, body.path("role"), text));
         }
         _ => {
-            let text = format!("{} must be system, developer, user or assistant", body.path("role"));
+            let text = format!("{} must be {}", body.path("role"), ROLES.join(" or "));
             return Err(ApiError::about(Code::InvalidValue, body.path("role"), text));
         }
     };
     let content = body.value("content");
     let content = content::text(body.require("content", content)?, &body.path("content"), content::plain)?;
-    for name in ["name", "refusal", "audio", "function_call", "annotations", "tool_call_id"] {
-        body.unsupported(name, &[json!([])])?;
-    }
-    body.unsupported("tool_calls", &[json!([])])?;
+    body.refuse(&UNSERVED_OF_MESSAGE)?;
     body.finish()?;
     Ok(ChatMessage { role, content })
 }
 
 fn max_tokens(body: &mut Body) -> Result<Option<MaxTokens>, ApiError> {
-    let old = body.integer("max_tokens", 1..=u32::MAX.into())?;
-    let new = body.integer("max_completion_tokens", 1..=u32::MAX.into())?;
+    let old = body.integer("max_tokens", MAX_TOKENS)?;
+    let new = body.integer("max_completion_tokens", MAX_TOKENS)?;
     if let (Some(a), Some(b)) = (old, new)
         && a != b
     {
@@ -104,35 +147,12 @@ fn max_tokens(body: &mut Body) -> Result<Option<MaxTokens>, ApiError> {
 
 fn logprobs(body: &mut Body) -> Result<Option<u8>, ApiError> {
     let wanted = body.boolean("logprobs")?.unwrap_or(false);
-    let top = body.integer("top_logprobs", 0..=20)?;
+    let top = body.integer("top_logprobs", LOGPROBS)?;
     if top.is_some() && !wanted {
         let text = "top_logprobs needs logprobs = true";
         return Err(ApiError::about(Code::InvalidValue, "top_logprobs", text));
     }
     Ok(wanted.then(|| top.unwrap_or(0) as u8))
-}
-
-/// Fields of OpenAI's that have no effect here at the values listed and are refused at others.
-fn refuse_unserved(body: &mut Body) -> Result<(), ApiError> {
-    for name in ["audio", "prediction", "reasoning_effort", "verbosity", "web_search_options", "moderation"] {
-        body.unsupported(name, &[])?;
-    }
-    body.unsupported("tools", &[json!([])])?;
-    body.unsupported("functions", &[json!([])])?;
-    body.unsupported("tool_choice", &[json!("none"), json!("auto")])?;
-    body.unsupported("function_call", &[json!("none"), json!("auto")])?;
-    body.unsupported("parallel_tool_calls", &[json!(true), json!(false)])?;
-    body.unsupported("response_format", &[json!({"type": "text"})])?;
-    body.unsupported("modalities", &[json!(["text"])])?;
-    body.unsupported("service_tier", &[json!("auto"), json!("default")])?;
-    body.unsupported("store", &[json!(false)])?;
-    body.unsupported("metadata", &[json!({})])?;
-    body.unsupported("prompt_cache_retention", &[json!("in_memory")])?;
-    body.unsupported("prompt_cache_options", &[json!({})])?;
-    // A name for a cache and another one for the user change no answer.
-    body.string("prompt_cache_key")?;
-    body.string("safety_identifier")?;
-    Ok(())
 }
 
 /// Log-probabilities of tokens, as chat bodies have them.

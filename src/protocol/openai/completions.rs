@@ -16,6 +16,7 @@ use crate::protocol::choice::{Answer, ChoiceEnd, Delta, Vocabulary};
 use crate::protocol::errors::{ApiError, Code};
 use crate::protocol::format::{Format, Usage};
 use crate::protocol::native::Prompt;
+use crate::protocol::sampling::{LOGPROBS, MAX_TOKENS};
 
 const OBJECT: &str = "text_completion";
 
@@ -46,10 +47,10 @@ impl CompletionRequest {
             common: Common::parse(&mut body)?,
             prompts: prompts(body.require("prompt", prompt)?)?,
             max_tokens: body
-                .integer("max_tokens", 1..=u32::MAX.into())?
+                .integer("max_tokens", MAX_TOKENS)?
                 .map(|n| MaxTokens { tokens: n as usize, field: "max_tokens" }),
             echo: body.boolean("echo")?.unwrap_or(false),
-            logprobs: body.integer("logprobs", 0..=20)?.map(|n| n as u8),
+            logprobs: body.integer("logprobs", LOGPROBS)?.map(|n| n as u8),
         };
         body.unsupported("best_of", &[json!(request.common.n)])?;
         body.unsupported("suffix", &[])?;

@@ -7,6 +7,7 @@ pub mod envelope;
 pub mod models;
 
 use std::num::NonZeroU32;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use serde_json::json;
@@ -14,13 +15,15 @@ use serde_json::json;
 use super::adjust;
 use super::body::{Body, wrong_type};
 use super::errors::{ApiError, Code};
-use super::sampling::Sampling;
+use super::sampling::{SHARE, Sampling, TOP_K};
 use crate::backend::Adjust;
 
 /// Stop strings of one request at most.
-const MAX_STOPS: usize = 4;
-/// Choices of one prompt at most.
-const MAX_CHOICES: u64 = 128;
+pub const MAX_STOPS: usize = 4;
+/// Choices of one prompt; the waiting queue may hold fewer.
+pub const CHOICES: RangeInclusive<u64> = 1..=128;
+/// `temperature`.
+pub const TEMPERATURE: RangeInclusive<f64> = 0.0..=2.0;
 
 /// Fields of both endpoints.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,7 +77,7 @@ impl Common {
             adjust: adjust::parse(body)?,
             seed: seed(body)?,
             stop: body.stop_strings("stop", MAX_STOPS)?,
-            n: body.integer("n", 1..=MAX_CHOICES)?.unwrap_or(1) as usize,
+            n: body.integer("n", CHOICES)?.unwrap_or(1) as usize,
             delivery: delivery(body)?,
             ignore_eos: body.boolean("ignore_eos")?.unwrap_or(false),
             user: body.string("user")?,
@@ -83,12 +86,12 @@ impl Common {
 }
 
 fn sampling(body: &mut Body) -> Result<Sampling, ApiError> {
-    let top_k = body.integer("top_k", 1..=u32::MAX.into())?;
+    let top_k = body.integer("top_k", TOP_K)?;
     Ok(Sampling {
-        temperature: body.number("temperature", 0.0..=2.0)?.unwrap_or(1.0),
+        temperature: body.number("temperature", TEMPERATURE)?.unwrap_or(1.0),
         top_k: top_k.and_then(|k| NonZeroU32::new(k as u32)),
-        top_p: body.number("top_p", 0.0..=1.0)?.unwrap_or(1.0),
-        min_p: body.number("min_p", 0.0..=1.0)?.unwrap_or(0.0),
+        top_p: body.number("top_p", SHARE)?.unwrap_or(1.0),
+        min_p: body.number("min_p", SHARE)?.unwrap_or(0.0),
     })
 }
 

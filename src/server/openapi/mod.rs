@@ -1,32 +1,74 @@
-//! GET /openapi.json: the API as an OpenAPI 3.1 document. Written by hand from the same limits that the parsers enforce; tests hold
-//! its paths to the routes, and a fuzzer holds its schemas to the answers.
+//! GET /openapi.json: the API as an OpenAPI 3.1 document. Written by hand over the same constants that the parsers read and the limits
+//! of the model that is served; tests hold its paths to the routes and each of its bounds to the server, and a fuzzer holds its schemas
+//! to the answers.
 
 mod answers;
 mod requests;
 
-use actix_web::HttpResponse;
+use actix_web::{HttpResponse, web};
 use serde_json::{Map, Value, json};
 
+use super::Service;
+use super::respond::WHOLE_ENTRIES_MAX;
+
 /// GET /openapi.json.
-pub async fn document() -> HttpResponse {
-    HttpResponse::Ok().json(build())
+pub async fn document(service: web::Data<Service>) -> HttpResponse {
+    HttpResponse::Ok().json(build(&Bounds::of(&service)))
+}
+
+/// What the model that is served and its configuration bound.
+pub struct Bounds {
+    /// Token ids of the vocabulary.
+    vocab: usize,
+    /// Most tokens of a prompt.
+    prompt_tokens: usize,
+    /// Most new tokens.
+    new_tokens: usize,
+    /// Most tokens of prompt and answer together.
+    sequence: usize,
+    /// Requests that may wait.
+    queue: usize,
+}
+
+impl Bounds {
+    fn of(service: &Service) -> Self {
+        let limits = service.engine.limits();
+        Self {
+            vocab: limits.vocab,
+            prompt_tokens: limits.longest_prompt(),
+            new_tokens: limits.room(1),
+            sequence: limits.longest_sequence(),
+            queue: service.config.limits.max_queue,
+        }
+    }
+
+    /// What no schema says.
+    fn rules(&self) -> String {
+        format!(
+            "A language-model server whose answer is a pure function of the request. Prompt and answer together have at most {} \
+             tokens, the prompt at most {} and at least one. An answer that is not streamed has at most {} entries: choices × tokens × \
+             (1 + alternatives of log-probabilities). A field that is null is the same as one that is absent. An integer is \
+             written without a fraction: 3, not 3.0.",
+            self.sequence, self.prompt_tokens, WHOLE_ENTRIES_MAX
+        )
+    }
 }
 
 /// The whole document.
-pub fn build() -> Value {
+fn build(bounds: &Bounds) -> Value {
     json!({
         "openapi": "3.1.0",
         "info": {
             "title": "Crucible",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "A language-model server whose answer is a pure function of the request.",
+            "description": bounds.rules(),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
         "security": [{}, {"bearer": []}, {"header": []}],
         "paths": paths(),
         "components": {
-            "schemas": schemas(),
+            "schemas": schemas(bounds),
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -35,8 +77,12 @@ pub fn build() -> Value {
     })
 }
 
-fn schemas() -> Map<String, Value> {
-    requests::schemas().into_iter().chain(answers::schemas()).map(|(name, schema)| (name.to_owned(), schema)).collect()
+fn schemas(bounds: &Bounds) -> Map<String, Value> {
+    requests::schemas(bounds)
+        .into_iter()
+        .chain(answers::schemas())
+        .map(|(name, schema)| (name.to_owned(), schema))
+        .collect()
 }
 
 /// A reference to a schema of this document.
@@ -106,13 +152,14 @@ fn whole(name: &str) -> Value {
     json!({"application/json": {"schema": schema(name)}})
 }
 
+/// Events have no schema: of one for the whole text, tools make one for each event.
 fn events() -> Value {
-    json!({"text/event-stream": {"schema": {"type": "string"}}})
+    json!({"text/event-stream": {}})
 }
 
 /// JSON, or events with `stream`.
 fn either(name: &str) -> Value {
-    json!({"application/json": {"schema": schema(name)}, "text/event-stream": {"schema": {"type": "string"}}})
+    json!({"application/json": {"schema": schema(name)}, "text/event-stream": {}})
 }
 
 fn paths() -> Map<String, Value> {
@@ -242,7 +289,7 @@ mod tests {
 
     #[test]
     fn every_reference_leads_to_a_schema_and_every_schema_is_referred_to() {
-        let document = build();
+        let document = build(&Bounds { vocab: 7, prompt_tokens: 9, new_tokens: 5, sequence: 12, queue: 3 });
         let text = document.to_string();
         let used: BTreeSet<&str> =
             text.split("\"#/components/schemas/").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
