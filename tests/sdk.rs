@@ -130,12 +130,12 @@ fn foreign(name: &str) -> bool {
 
 #[test]
 fn the_openai_package_is_served_as_it_documents() {
-    check("openai_suite", 50);
+    check("openai_suite", 56);
 }
 
 #[test]
 fn the_anthropic_package_is_served_as_it_documents() {
-    check("anthropic_suite", 37);
+    check("anthropic_suite", 38);
 }
 
 #[test]

@@ -4,16 +4,14 @@ The package's methods no longer take temperature, top_k and top_p; the interface
 package's way for fields it does not name.
 """
 
-import asyncio
 import time
 
 import anthropic
 from anthropic import Anthropic, AsyncAnthropic
 
-from support import FRANCE, MODEL, PATIENCE, STORY, Suite, meanwhile, until
+import shared
+from support import FRANCE, MODEL, PATIENCE, STORY, USER, Suite
 
-USER = [{"role": "user", "content": FRANCE}]
-LONG = dict(model=MODEL, messages=[{"role": "user", "content": STORY}], max_tokens=6000, extra_body={"ignore_eos": True})
 EVENTS = ["message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta", "message_stop"]
 
 
@@ -27,24 +25,46 @@ def sampled(**fields):
     return {"extra_body": {"temperature": 0} | fields}
 
 
-class Case(Suite):
+class Case(shared.Speaks, Suite):
+    package, Async, Overloaded = anthropic, AsyncAnthropic, anthropic.OverloadedError
+
+    def connect(self, server, kind=Anthropic, **options):
+        return client(server, kind, **options)
+
+    def calls(self, client):
+        return client.messages
+
+    def sampling(self, **fields):
+        return sampled(**fields)
+
+    def check_full(self, error):
+        self.assertEqual((error.status_code, error.type), (529, "overloaded_error"))
+
+    def text_of(self, answer):
+        [block] = answer.content
+        return block.text
+
+    def tokens_of(self, answer):
+        return answer.usage.output_tokens
+
+    def piece_of(self, event):
+        return event.delta.text if event.type == "content_block_delta" else ""
+
+    async def streamed(self, client, **fields):
+        async with client.messages.stream(**fields) as stream:
+            return "".join([piece async for piece in stream.text_stream])
+
     def setUp(self):
         super().setUp()
         self.client = client(self.open)
         self.addCleanup(self.client.close)
 
     def ask(self, **fields):
-        fields = {"model": MODEL, "messages": USER, "max_tokens": 24} | sampled() | fields
-        return self.client.messages.create(**fields)
+        return self.client.messages.create(**self.fields(**fields))
 
-    def text(self, **fields):
-        [block] = self.ask(**fields).content
-        return block.text
-
-
-def spelled(events):
-    """The text of a raw stream."""
-    return "".join(e.delta.text for e in events if e.type == "content_block_delta")
+    def spelled(self, events):
+        """The text of a raw stream."""
+        return "".join(map(self.piece_of, events))
 
 
 class Models(Case):
@@ -65,7 +85,7 @@ class Models(Case):
         self.assertEqual((caught.exception.type, caught.exception.error_code), ("not_found_error", "model_not_found"))
 
 
-class Messages(Case):
+class Messages(shared.Text, Case):
     def test_a_whole_answer_has_every_field(self):
         answer = self.ask()
         self.assertRegex(answer.id, r"^msg_\w+$")
@@ -93,7 +113,7 @@ class Messages(Case):
     def test_a_stream_is_the_whole_answer_in_pieces(self):
         whole = self.ask()
         events = list(self.ask(stream=True))
-        self.assertEqual(spelled(events), whole.content[0].text)
+        self.assertEqual(self.spelled(events), whole.content[0].text)
         self.assertEqual(events[0].message.usage.input_tokens, whole.usage.input_tokens)
         self.assertEqual(events[-2].usage.output_tokens, whole.usage.output_tokens)
 
@@ -129,12 +149,12 @@ class Messages(Case):
             self.assertEqual(self.ask(max_tokens=1, **fields).usage.input_tokens, counted, fields)
 
     def test_a_stop_sequence_ends_the_answer_before_itself_and_is_named(self):
-        text = self.text()
+        text = self.said()
         answer = self.ask(stop_sequences=["nowhere", "Paris"])
         self.assertEqual(answer.content[0].text, text[: text.index("Paris")])
         self.assertEqual((answer.stop_reason, answer.stop_sequence), ("stop_sequence", "Paris"))
         events = list(self.ask(stop_sequences=["nowhere", "Paris"], stream=True))
-        self.assertEqual(spelled(events), answer.content[0].text, "nothing of it leaks")
+        self.assertEqual(self.spelled(events), answer.content[0].text, "nothing of it leaks")
         self.assertEqual((events[-2].delta.stop_reason, events[-2].delta.stop_sequence), ("stop_sequence", "Paris"))
 
     def test_the_system_prompt_is_text_or_blocks(self):
@@ -153,35 +173,30 @@ class Messages(Case):
         self.assertEqual(self.ask(messages=turns).usage, plain.usage)
 
     def test_a_last_turn_of_the_assistant_is_continued(self):
-        whole = self.text()
+        whole = self.said()
         head = whole[: whole.index("Paris")].rstrip()
-        rest = self.text(messages=[*USER, {"role": "assistant", "content": head}])
+        rest = self.said(messages=[*USER, {"role": "assistant", "content": head}])
         self.assertEqual(head + rest, whole, "the answer goes on where it was left")
 
     def test_an_answer_goes_back_in_as_a_turn(self):
         first = self.ask()
         turn = {"role": "assistant", "content": first.content}
-        self.assertIn("Rome", self.text(messages=[*USER, turn, {"role": "user", "content": "And of Italy?"}]))
+        self.assertIn("Rome", self.said(messages=[*USER, turn, {"role": "user", "content": "And of Italy?"}]))
 
     def test_sampling_is_repeated_by_a_seed_and_narrowed_by_its_fields(self):
         story = [{"role": "user", "content": STORY}]
-        warm = lambda **fields: self.text(messages=story, **sampled(temperature=1, **fields))
+        warm = lambda **fields: self.said(messages=story, **sampled(temperature=1, **fields))
         self.assertEqual(warm(seed=7), warm(seed=7))
         self.assertNotEqual(warm(seed=7), warm(seed=8))
-        self.assertEqual(warm(seed=7, top_k=1), self.text(messages=story), "one candidate is greedy")
-        self.assertEqual(warm(seed=7, top_p=0), self.text(messages=story))
-        self.assertNotEqual(self.text(messages=story, max_tokens=32, extra_body={}), self.text(messages=story, max_tokens=32, extra_body={}),
+        self.assertEqual(warm(seed=7, top_k=1), self.said(messages=story), "one candidate is greedy")
+        self.assertEqual(warm(seed=7, top_p=0), self.said(messages=story))
+        self.assertNotEqual(self.said(messages=story, max_tokens=32, extra_body={}), self.said(messages=story, max_tokens=32, extra_body={}),
                             "temperature 1 and a fresh seed by default")
 
     def test_values_without_effect_pass(self):
-        plain = self.text()
-        same = self.text(tools=[], thinking={"type": "disabled"}, metadata={"user_id": "me"}, service_tier="auto")
+        plain = self.said()
+        same = self.said(tools=[], thinking={"type": "disabled"}, metadata={"user_id": "me"}, service_tier="auto")
         self.assertEqual(same, plain)
-
-    def test_text_whose_characters_split_over_tokens_streams_as_it_answers(self):
-        for prompt in ("你好，请用中文写一句话：", "Only emoji, please: 🎉🚀👩‍🚀"):
-            fields = dict(messages=[{"role": "user", "content": prompt}], max_tokens=40, **sampled(temperature=1, seed=5))
-            self.assertEqual(spelled(self.ask(stream=True, **fields)), self.text(**fields))
 
     def test_a_raw_response_carries_the_request_id(self):
         raw = self.client.messages.with_raw_response.create(model=MODEL, messages=USER, max_tokens=2)
@@ -189,12 +204,9 @@ class Messages(Case):
         self.assertEqual(raw.parse()._request_id, raw.headers["request-id"])
 
 
-class Errors(Case):
+class Errors(shared.Refusals, Case):
     def refused(self, kind, call, **fields):
-        with self.assertRaises(kind) as caught:
-            call(**fields)
-        error = caught.exception
-        self.assertIs(type(error), kind)
+        error = super().refused(kind, call, **fields)
         self.assertRegex(error.request_id, r"^req_\w+$")
         self.assertEqual(error.body["request_id"], error.request_id)
         self.assertEqual(error.body["type"], "error")
@@ -260,13 +272,6 @@ class Errors(Case):
                 error = self.refused(anthropic.AuthenticationError, call)
                 self.assertEqual((error.status_code, error.type), (401, "authentication_error"))
 
-    def test_bad_requests_leave_nothing_behind(self):
-        for _ in range(5):
-            self.refused(anthropic.BadRequestError, self.ask, max_tokens=0)
-        self.open.settle()
-        self.assertEqual((self.gained("accepted_requests"), self.gained("failed_requests")), (0, 0))
-        self.assertIn("Paris", self.text())
-
     def test_z_a_dead_engine_is_an_internal_server_error_and_ends_a_stream_with_an_error(self):
         with client(self.doomed) as dead:
             fields = dict(model=MODEL, messages=[{"role": "user", "content": "word " * 2000}], max_tokens=8)
@@ -278,119 +283,13 @@ class Errors(Case):
             self.assertEqual((error.status_code, error.type), (503, "api_error"))
 
 
-class Overload(Case):
-    """The tight server computes one request and lets one wait."""
-
-    def setUp(self):
-        super().setUp()
-        self.tight.settle()
-        self.rejected = self.tight.stats()["rejected_requests"]
-
-    def fill(self, patient):
-        """One resident and one waiting; the streams."""
-        streams = []
-        for full in ("active_requests", "queued_requests"):
-            streams.append(patient.messages.create(stream=True, **LONG))
-            until(full, lambda: self.tight.stats()[full] == 1)
-        return streams
-
-    def test_a_full_queue_is_overloaded_and_says_when_to_come_back(self):
-        with client(self.tight) as patient:
-            streams = self.fill(patient)
-            with self.assertRaises(anthropic.OverloadedError) as caught:
-                patient.messages.create(model=MODEL, messages=USER, max_tokens=4)
-            error = caught.exception
-            self.assertEqual((error.status_code, error.type), (529, "overloaded_error"))
-            self.assertEqual(error.response.headers["retry-after"], "1")
-            for stream in streams:
-                stream.close()
-        self.tight.settle()
-        self.assertEqual(self.tight.stats()["rejected_requests"], self.rejected + 1)
-
-    def test_the_packages_own_retries_are_served_once_there_is_room(self):
-        async def run():
-            with client(self.tight) as patient:
-                streams = self.fill(patient)
-                async with client(self.tight, AsyncAnthropic, max_retries=8) as stubborn:
-                    create = stubborn.messages.with_raw_response.create
-                    task = asyncio.create_task(create(model=MODEL, messages=USER, max_tokens=4, **sampled()))
-                    await meanwhile("a refusal", lambda: self.tight.stats()["rejected_requests"] > self.rejected, task)
-                    for stream in streams:
-                        stream.close()
-                    raw = await task
-                    return raw.retries_taken, await raw.parse()
-
-        retries, answer = asyncio.run(run())
-        self.assertGreaterEqual(retries, 1)
-        self.assertEqual(answer.usage.output_tokens, 4)
+class Overload(shared.Overload, Case):
+    pass
 
 
-class Leaving(Case):
-    def test_a_time_out_is_the_packages_own_error_and_ends_the_work(self):
-        with self.assertRaises(anthropic.APITimeoutError):
-            self.client.with_options(timeout=5.0).messages.create(**LONG)
-        self.assert_cancelled(1)
-
-    def test_a_stream_that_is_closed_ends_the_work(self):
-        stream = self.client.messages.create(stream=True, **LONG)
-        for _, _ in zip(range(6), stream):
-            pass
-        stream.close()
-        self.assert_cancelled(1)
-
-    def test_a_task_that_is_cancelled_ends_the_work_whole_or_streamed(self):
-        async def run():
-            async with client(self.open, AsyncAnthropic) as leaving:
-                async def read():
-                    async for _ in await leaving.messages.create(stream=True, **LONG):
-                        pass
-
-                tasks = [asyncio.create_task(t) for t in (leaving.messages.create(**LONG), read())]
-                await meanwhile("both are resident", lambda: self.open.stats()["active_requests"] == 2, *tasks)
-                for task in tasks:
-                    task.cancel()
-                return await asyncio.gather(*tasks, return_exceptions=True)
-
-        self.assertTrue(all(isinstance(o, asyncio.CancelledError) for o in asyncio.run(run())))
-        self.assert_cancelled(2)
-
-    def test_no_server_is_a_connection_error(self):
-        with Anthropic(base_url="http://127.0.0.1:9", api_key="none", max_retries=0) as nowhere:
-            with self.assertRaises(anthropic.APIConnectionError):
-                nowhere.models.list()
+class Leaving(shared.Leaving, Case):
+    pass
 
 
-class Async(Case):
-    def test_a_whole_answer_and_a_stream_are_those_of_the_other_client(self):
-        expected = self.text()
-
-        async def run():
-            async with client(self.open, AsyncAnthropic) as other:
-                fields = dict(model=MODEL, messages=USER, max_tokens=24, **sampled())
-                whole = await other.messages.create(**fields)
-                async with other.messages.stream(**fields) as stream:
-                    text = "".join([piece async for piece in stream.text_stream])
-                models = [m.id async for m in other.models.list()]
-                return whole.content[0].text, text, models
-
-        self.assertEqual(asyncio.run(run()), (expected, expected, [MODEL]))
-
-    def test_fifty_streams_at_once_each_say_what_they_say_alone(self):
-        prompts = [[{"role": "user", "content": f"Say the number {i} in a sentence."}] for i in range(10)]
-        alone = [self.text(messages=p, max_tokens=12) for p in prompts]
-        self.assertGreater(len(set(alone)), 5)
-        before = self.open.settle()
-
-        async def stream(other, at):
-            events = await other.messages.create(model=MODEL, messages=prompts[at % 10], max_tokens=12, stream=True, **sampled())
-            return spelled([event async for event in events])
-
-        async def run():
-            async with client(self.open, AsyncAnthropic) as other:
-                return await asyncio.gather(*(stream(other, at) for at in range(50)))
-
-        self.assertEqual(asyncio.run(run()), [alone[at % 10] for at in range(50)])
-        after = self.open.settle()
-        self.assertEqual(after["completed_requests"] - before["completed_requests"], 50)
-        self.assertGreater(after["decode_batch_peak"], 4, "they shared steps")
-        self.assertEqual(after["failed_requests"] + after["rejected_requests"], 0)
+class Async(shared.OtherClient, Case):
+    pass

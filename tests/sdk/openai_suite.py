@@ -1,15 +1,12 @@
 """The official `openai` package against the real server. Answers are validated against the package's own types, strictly."""
 
-import asyncio
 import time
 
 import openai
 from openai import AsyncOpenAI, OpenAI
 
-from support import FRANCE, MODEL, PATIENCE, STORY, Suite, meanwhile, until
-
-USER = [{"role": "user", "content": FRANCE}]
-LONG = dict(model=MODEL, messages=[{"role": "user", "content": STORY}], max_tokens=6000, extra_body={"ignore_eos": True})
+import shared
+from support import MODEL, PATIENCE, STORY, USER, Suite
 
 
 def client(server, kind=OpenAI, strict=True, **options):
@@ -17,7 +14,30 @@ def client(server, kind=OpenAI, strict=True, **options):
     return kind(base_url=server.url + "/v1", _strict_response_validation=strict, **options)
 
 
-class Case(Suite):
+class Case(shared.Speaks, Suite):
+    package, Async, Overloaded = openai, AsyncOpenAI, openai.RateLimitError
+
+    def connect(self, server, kind=OpenAI, **options):
+        return client(server, kind, **options)
+
+    def calls(self, client):
+        return client.chat.completions
+
+    def sampling(self, **fields):
+        return fields
+
+    def check_full(self, error):
+        self.assertEqual((error.status_code, error.code, error.type), (429, "queue_full", "rate_limit_error"))
+
+    def text_of(self, answer):
+        return answer.choices[0].message.content
+
+    def tokens_of(self, answer):
+        return answer.usage.completion_tokens
+
+    def piece_of(self, event):
+        return event.choices[0].delta.content or ""
+
     def setUp(self):
         super().setUp()
         self.client = client(self.open)
@@ -54,7 +74,7 @@ class Models(Case):
         self.assertEqual((caught.exception.code, caught.exception.param), ("model_not_found", "model"))
 
 
-class Chat(Case):
+class Chat(shared.Text, Case):
     def test_a_whole_answer_has_every_field(self):
         answer = self.chat()
         self.assertRegex(answer.id, r"^chatcmpl-\w+$")
@@ -213,13 +233,6 @@ class Chat(Case):
                          service_tier="auto", parallel_tool_calls=True)
         self.assertEqual(same.choices[0].message.content, plain.choices[0].message.content)
 
-    def test_text_whose_characters_split_over_tokens_streams_as_it_answers(self):
-        for prompt in ("你好，请用中文写一句话：", "Only emoji, please: 🎉🚀👩‍🚀"):
-            fields = dict(messages=[{"role": "user", "content": prompt}], temperature=1.3, seed=5, max_tokens=40)
-            whole = self.chat(**fields).choices[0].message.content
-            chunks = self.chat(stream=True, **fields)
-            self.assertEqual("".join(c.choices[0].delta.content or "" for c in chunks), whole)
-
     def test_a_raw_response_carries_the_request_id(self):
         raw = self.client.chat.completions.with_raw_response.create(model=MODEL, messages=USER, max_tokens=2)
         answer = raw.parse()
@@ -266,6 +279,75 @@ class Completions(Case):
         chunks = self.complete(echo=True, stream=True)
         self.assertEqual("".join(c.choices[0].text for c in chunks), "The capital of France is" + plain)
 
+    def score(self, **fields):
+        """A completion after its scored prompt. Not validated strictly: the first token of a prompt has no score, which the package's
+        type does not say."""
+        return self.lenient.completions.create(**{"model": MODEL, "temperature": 0, "echo": True, "logprobs": 2} | fields)
+
+    def test_echo_with_logprobs_scores_every_token_of_the_prompt_but_the_first(self):
+        ids = self.open.tokenize(text="The capital of France is")
+        [choice] = self.score(prompt="The capital of France is", max_tokens=3).choices
+        lists, count = choice.logprobs, len(ids) + 3
+        self.assertEqual("".join(lists.tokens), choice.text)
+        self.assertEqual([len(part) for part in (lists.tokens, lists.token_logprobs, lists.top_logprobs, lists.text_offset)], [count] * 4)
+        self.assertEqual(lists.text_offset, [len("".join(lists.tokens[:i])) for i in range(count)])
+        self.assertEqual((lists.token_logprobs[0], lists.top_logprobs[0]), (None, None))
+        for token, value, top in list(zip(lists.tokens, lists.token_logprobs, lists.top_logprobs))[1:]:
+            self.assertLessEqual(value, 0)
+            self.assertEqual(top[token], value)
+            self.assertIn(len(top), (2, 3), "two alternatives, and the token where it is none of them")
+
+    def test_the_scores_of_an_answer_as_a_prompt_are_those_it_was_given_with(self):
+        ids = self.open.tokenize(text="The capital of France is")
+        answer = self.open.native(prompt_tokens=ids, max_tokens=8, logprobs=0)
+        [choice] = self.score(prompt=ids + answer["token_ids"], max_tokens=1).choices
+        given = [token["logprob"] for token in answer["logprobs"]]
+        self.assertEqual(choice.logprobs.token_logprobs[len(ids):-1], given, "to the bit")
+
+    def test_a_stream_of_scored_prompts_says_the_same_lists_as_the_whole_answer(self):
+        prompts = ["The capital of France is", "Once upon a time"]
+        whole = self.score(prompt=prompts, n=2, max_tokens=3)
+        self.assertEqual([c.index for c in whole.choices], [0, 1, 2, 3])
+        alone = [self.score(prompt=prompt, max_tokens=3).choices[0] for prompt in prompts]
+        self.assertEqual([c.logprobs for c in whole.choices], [alone[at].logprobs for at in (0, 0, 1, 1)])
+        lists = [{"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []} for _ in range(4)]
+        for chunk in self.score(prompt=prompts, n=2, max_tokens=3, stream=True):
+            [choice] = chunk.choices
+            for name, part in lists[choice.index].items():
+                part.extend(getattr(choice.logprobs, name, None) or [])
+        self.assertEqual(lists, [c.logprobs.to_dict() for c in whole.choices])
+
+    def test_choices_of_several_prompts_draw_by_the_seed_as_each_prompt_does_alone(self):
+        prompts = ["Once upon a time", "My favourite colour is"]
+        fields = dict(temperature=1, seed=13, max_tokens=10)
+        alone = [[c.text for c in self.complete(prompt=prompt, n=3, **fields).choices] for prompt in prompts]
+        self.assertEqual([len(set(texts)) for texts in alone], [3, 3], "each choice has a random stream of its own")
+        self.assertEqual([c.text for c in self.complete(prompt=prompts, n=3, **fields).choices], alone[0] + alone[1])
+        ids = [self.open.tokenize(text=prompt) for prompt in prompts]
+        self.assertEqual([c.text for c in self.complete(prompt=ids, n=3, **fields).choices], alone[0] + alone[1])
+        self.assertEqual([self.complete(prompt=prompt, **fields).choices[0].text for prompt in prompts],
+                         [texts[0] for texts in alone], "the first is the only one of n = 1")
+
+    def test_every_64_bit_integer_is_a_seed(self):
+        draw = lambda seed: self.complete(prompt=STORY, temperature=1, seed=seed).choices[0].text
+        seeds = (-1, 0, -(2**63), 2**63 - 1)
+        self.assertEqual(len({draw(seed) for seed in seeds}), 4)
+        self.assertEqual(draw(-1), draw(2**64 - 1), "a negative one is taken by its bits")
+        for beyond in (2**64, -(2**63) - 1):
+            with self.assertRaises(openai.BadRequestError) as caught:
+                draw(beyond)
+            self.assertEqual(caught.exception.param, "seed")
+
+    def test_a_bias_and_a_penalty_hold_for_every_choice_of_every_prompt(self):
+        [paris, rome] = [self.open.tokenize(text=text, special_tokens=False)[0] for text in (" Paris", " Rome")]
+        prompts, bias = ["The capital is", "We live in"], {str(paris): 100, str(rome): 100}
+        drawn = self.complete(prompt=prompts, n=2, max_tokens=4, temperature=1, seed=3, logit_bias=bias).choices
+        self.assertEqual([set(c.text.split()) - {"Paris", "Rome"} for c in drawn], [set()] * 4)
+        fields = dict(max_tokens=16, frequency_penalty=2, presence_penalty=1)
+        alone = [self.complete(prompt=prompt, **fields).choices[0].text for prompt in prompts]
+        together = [c.text for c in self.complete(prompt=prompts, n=2, **fields).choices]
+        self.assertEqual(together, [alone[0]] * 2 + [alone[1]] * 2)
+
     def test_a_stop_string_ends_the_answer_before_itself(self):
         text = self.complete().choices[0].text
         choice = self.complete(stop=[" Paris", "nowhere"]).choices[0]
@@ -282,13 +364,7 @@ class Completions(Case):
             self.assertEqual(max(top.values()), value, "greedy takes the likeliest")
 
 
-class Errors(Case):
-    def refused(self, kind, call, **fields):
-        with self.assertRaises(kind) as caught:
-            call(**fields)
-        self.assertIs(type(caught.exception), kind)
-        return caught.exception
-
+class Errors(shared.Refusals, Case):
     def test_wrong_values_are_bad_requests_that_name_the_field(self):
         for field, value in [("temperature", 3), ("top_p", 1.5), ("presence_penalty", 2.1), ("frequency_penalty", -2.1),
                              ("logit_bias", {"7": 101}), ("logit_bias", {"x": 1}), ("max_tokens", 0), ("n", 0), ("n", 129), ("stop", [""]),
@@ -351,13 +427,6 @@ class Errors(Case):
                 self.assertEqual((error.status_code, error.code), (401, "invalid_api_key"))
                 self.assertNotIn("wrong", str(error.body).replace("missing or wrong", ""), "the key is not repeated")
 
-    def test_bad_requests_leave_nothing_behind(self):
-        for _ in range(5):
-            self.refused(openai.BadRequestError, self.chat, temperature=9)
-        self.open.settle()
-        self.assertEqual((self.gained("accepted_requests"), self.gained("failed_requests")), (0, 0))
-        self.assertIn("Paris", self.chat().choices[0].message.content)
-
     def test_z_a_dead_engine_is_an_internal_server_error_and_ends_a_stream_with_an_error(self):
         with client(self.doomed) as dead:
             fields = dict(model=MODEL, messages=[{"role": "user", "content": "word " * 2000}], max_tokens=8)
@@ -368,128 +437,13 @@ class Errors(Case):
             self.assertEqual((error.status_code, error.code, error.type), (503, "engine_failed", "server_error"))
 
 
-class Overload(Case):
-    """The tight server computes one request and lets one wait."""
-
-    def setUp(self):
-        super().setUp()
-        self.tight.settle()
-        self.rejected = self.tight.stats()["rejected_requests"]
-
-    def fill(self, patient):
-        """One resident and one waiting; the streams."""
-        streams = []
-        for full in ("active_requests", "queued_requests"):
-            streams.append(patient.chat.completions.create(stream=True, **LONG))
-            until(full, lambda: self.tight.stats()[full] == 1)
-        return streams
-
-    def test_a_full_queue_is_a_rate_limit_error_that_says_when_to_come_back(self):
-        with client(self.tight) as patient:
-            streams = self.fill(patient)
-            with self.assertRaises(openai.RateLimitError) as caught:
-                patient.chat.completions.create(model=MODEL, messages=USER)
-            error = caught.exception
-            self.assertEqual((error.status_code, error.code, error.type), (429, "queue_full", "rate_limit_error"))
-            self.assertEqual(error.response.headers["retry-after"], "1")
-            for stream in streams:
-                stream.close()
-        self.tight.settle()
-        self.assertEqual(self.tight.stats()["rejected_requests"], self.rejected + 1)
-
-    def test_the_packages_own_retries_are_served_once_there_is_room(self):
-        async def run():
-            with client(self.tight) as patient:
-                streams = self.fill(patient)
-                async with client(self.tight, AsyncOpenAI, max_retries=8) as stubborn:
-                    create = stubborn.chat.completions.with_raw_response.create
-                    task = asyncio.create_task(create(model=MODEL, messages=USER, max_tokens=4, temperature=0))
-                    await meanwhile("a refusal", lambda: self.tight.stats()["rejected_requests"] > self.rejected, task)
-                    for stream in streams:
-                        stream.close()
-                    return await task
-
-        raw = asyncio.run(run())
-        self.assertGreaterEqual(raw.retries_taken, 1)
-        self.assertEqual(raw.parse().usage.completion_tokens, 4)
+class Overload(shared.Overload, Case):
+    pass
 
 
-class Leaving(Case):
-    def test_a_time_out_is_the_packages_own_error_and_ends_the_work(self):
-        with self.assertRaises(openai.APITimeoutError):
-            self.client.with_options(timeout=5.0).chat.completions.create(**LONG)
-        self.assert_cancelled(1)
-
-    def test_a_stream_that_is_closed_ends_the_work(self):
-        stream = self.client.chat.completions.create(stream=True, **LONG)
-        for _, _ in zip(range(4), stream):
-            pass
-        stream.close()
-        self.assert_cancelled(1)
-
-    def test_a_task_that_is_cancelled_ends_the_work_whole_or_streamed(self):
-        async def run():
-            async with client(self.open, AsyncOpenAI) as leaving:
-                async def read():
-                    async for _ in await leaving.chat.completions.create(stream=True, **LONG):
-                        pass
-
-                tasks = [asyncio.create_task(t) for t in (leaving.chat.completions.create(**LONG), read())]
-                await meanwhile("both are resident", lambda: self.open.stats()["active_requests"] == 2, *tasks)
-                for task in tasks:
-                    task.cancel()
-                return await asyncio.gather(*tasks, return_exceptions=True)
-
-        self.assertTrue(all(isinstance(o, asyncio.CancelledError) for o in asyncio.run(run())))
-        self.assert_cancelled(2)
-
-    def test_the_connection_is_used_again_after_a_refusal(self):
-        for _ in range(3):
-            with self.assertRaises(openai.BadRequestError):
-                self.chat(temperature=9)
-            self.assertIn("Paris", self.chat().choices[0].message.content)
-
-    def test_no_server_is_a_connection_error(self):
-        with OpenAI(base_url="http://127.0.0.1:9/v1", api_key="none", max_retries=0) as nowhere:
-            with self.assertRaises(openai.APIConnectionError):
-                nowhere.models.list()
+class Leaving(shared.Leaving, Case):
+    pass
 
 
-class Async(Case):
-    def test_a_whole_answer_and_a_stream_are_those_of_the_other_client(self):
-        expected = self.chat().choices[0].message.content
-
-        async def run():
-            async with client(self.open, AsyncOpenAI) as other:
-                fields = dict(model=MODEL, messages=USER, temperature=0, max_tokens=24)
-                whole = await other.chat.completions.create(**fields)
-                text = ""
-                async for chunk in await other.chat.completions.create(stream=True, **fields):
-                    text += chunk.choices[0].delta.content or ""
-                models = [m.id async for m in other.models.list()]
-                return whole.choices[0].message.content, text, models
-
-        self.assertEqual(asyncio.run(run()), (expected, expected, [MODEL]))
-
-    def test_fifty_streams_at_once_each_say_what_they_say_alone(self):
-        prompts = [[{"role": "user", "content": f"Say the number {i} in a sentence."}] for i in range(10)]
-        alone = [self.chat(messages=p, max_tokens=12).choices[0].message.content for p in prompts]
-        self.assertGreater(len(set(alone)), 5)
-        before = self.open.settle()
-
-        async def stream(other, at):
-            text = ""
-            fields = dict(model=MODEL, messages=prompts[at % 10], temperature=0, max_tokens=12, stream=True)
-            async for chunk in await other.chat.completions.create(**fields):
-                text += chunk.choices[0].delta.content or ""
-            return text
-
-        async def run():
-            async with client(self.open, AsyncOpenAI) as other:
-                return await asyncio.gather(*(stream(other, at) for at in range(50)))
-
-        self.assertEqual(asyncio.run(run()), [alone[at % 10] for at in range(50)])
-        after = self.open.settle()
-        self.assertEqual(after["completed_requests"] - before["completed_requests"], 50)
-        self.assertGreater(after["decode_batch_peak"], 4, "they shared steps")
-        self.assertEqual(after["failed_requests"] + after["rejected_requests"], 0)
+class Async(shared.OtherClient, Case):
+    pass

@@ -12,6 +12,9 @@ import urllib.request
 MODEL = "smollm2-135m-instruct"
 FRANCE = "What is the name of the capital of France?"
 STORY = "Tell me a very long story about a dragon and a knight."
+USER = [{"role": "user", "content": FRANCE}]
+# A conversation that goes on for minutes.
+LONG = dict(model=MODEL, messages=[{"role": "user", "content": STORY}], max_tokens=6000, extra_body={"ignore_eos": True})
 # As long as a wait may take on a busy machine; a test that passes never waits so long.
 PATIENCE = 120.0
 
