@@ -43,13 +43,17 @@ impl CompletionRequest {
     pub fn parse(bytes: &[u8]) -> Result<Self, ApiError> {
         let mut body = Body::parse(bytes)?;
         let prompt = body.value("prompt");
+        let echo = body.boolean("echo")?.unwrap_or(false);
+        if echo {
+            generates(&body)?;
+        }
         let request = Self {
             common: Common::parse(&mut body)?,
             prompts: prompts(body.require("prompt", prompt)?)?,
             max_tokens: body
                 .integer("max_tokens", MAX_TOKENS)?
                 .map(|n| MaxTokens { tokens: n as usize, field: "max_tokens" }),
-            echo: body.boolean("echo")?.unwrap_or(false),
+            echo,
             logprobs: body.integer("logprobs", LOGPROBS)?.map(|n| n as u8),
         };
         body.unsupported("best_of", &[json!(request.common.n)])?;
@@ -57,6 +61,16 @@ impl CompletionRequest {
         body.finish()?;
         Ok(request)
     }
+}
+
+/// A request always generates: one that only wants its prompt scored is told how to ask.
+fn generates(body: &Body) -> Result<(), ApiError> {
+    if body.peek("max_tokens").and_then(Value::as_u64) != Some(0) {
+        return Ok(());
+    }
+    let text = "max_tokens is 0, it must be at least 1; to score a prompt send echo, logprobs and max_tokens 1 and leave out what \
+                stands after the prompt";
+    Err(ApiError::about(Code::InvalidValue, "max_tokens", text))
 }
 
 fn prompts(value: Value) -> Result<Vec<Prompt>, ApiError> {
@@ -278,6 +292,15 @@ mod tests {
         for prompt in [json!([]), json!(3), json!([1, "a"]), json!([[1], [true]]), json!([1.5])] {
             assert_eq!(parse(prompt, json!({})).expect_err("invalid").code, Code::InvalidValue);
         }
+    }
+
+    #[test]
+    fn a_prompt_that_is_only_to_be_scored_is_refused_with_the_way_to_ask() {
+        let error = parse(json!("a"), json!({"max_tokens": 0, "echo": true, "logprobs": 1})).expect_err("refused");
+        assert_eq!((error.code, error.param.as_deref()), (Code::InvalidValue, Some("max_tokens")));
+        assert!(error.message.contains("max_tokens 1"), "{error}");
+        let error = parse(json!("a"), json!({"max_tokens": 0})).expect_err("refused");
+        assert!(!error.message.contains("echo"), "{error}");
     }
 
     #[test]
