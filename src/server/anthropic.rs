@@ -1,11 +1,11 @@
 //! POST /v1/messages and /v1/messages/count_tokens.
 
-use actix_web::{HttpRequest, HttpResponse, web};
+use actix_web::HttpRequest;
 use bytes::Bytes;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::respond::{Asked, Draft, Transport, answer};
-use super::{Service, WorkerHub, intake, random_bits, text};
+use super::respond::{Asked, Draft, Transport};
+use super::{Service, random_bits, text};
 use crate::actors::session::FieldNames;
 use crate::admission::Dialect;
 use crate::protocol::anthropic::Conversation;
@@ -13,16 +13,10 @@ use crate::protocol::anthropic::messages::{MessageFormat, MessagesRequest};
 use crate::protocol::errors::{ApiError, ErrorDialect};
 
 /// POST /v1/messages.
-pub async fn messages(
-    request: HttpRequest,
-    payload: web::Payload,
-    service: web::Data<Service>,
-    hub: web::Data<WorkerHub>,
-) -> HttpResponse {
-    answer(request, payload, service, hub, message).await
-}
-
-async fn message(service: &Service, body: Bytes) -> Result<Asked, ApiError> {
+///
+/// # Errors
+/// The first thing that is wrong with the request.
+pub async fn messages(service: &Service, _: &HttpRequest, body: Bytes) -> Result<Asked, ApiError> {
     let asked = text::parsed(body, MessagesRequest::parse).await?;
     let Conversation { model, turns, end } = asked.conversation;
     service.check_model(&model)?;
@@ -57,14 +51,12 @@ async fn message(service: &Service, body: Bytes) -> Result<Asked, ApiError> {
 }
 
 /// POST /v1/messages/count_tokens: what `usage.input_tokens` would be.
-pub async fn count_tokens(request: HttpRequest, payload: web::Payload, service: web::Data<Service>) -> HttpResponse {
-    let answered = async {
-        let body = intake::body(&service, &request, payload).await?;
-        let Conversation { model, turns, end } = text::parsed(body, Conversation::parse).await?;
-        service.check_model(&model)?;
-        let prompt = text::chat(&service, turns, end).await?;
-        let id = (ErrorDialect::Anthropic.id_header(), format!("req_{}", service.serial()));
-        Ok(HttpResponse::Ok().insert_header(id).json(json!({"input_tokens": prompt.len()})))
-    };
-    answered.await.unwrap_or_else(|e: ApiError| intake::refuse(&service, &request, &e))
+///
+/// # Errors
+/// The first thing that is wrong with the request.
+pub async fn count_tokens(service: &Service, body: Bytes) -> Result<Value, ApiError> {
+    let Conversation { model, turns, end } = text::parsed(body, Conversation::parse).await?;
+    service.check_model(&model)?;
+    let prompt = text::chat(service, turns, end).await?;
+    Ok(json!({"input_tokens": prompt.len()}))
 }

@@ -1,38 +1,30 @@
 //! POST /v1/generate and /v1/generate/stream.
 
+use actix_web::HttpRequest;
 use actix_web::http::header;
-use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
 
-use super::respond::{Asked, Draft, Transport, answer};
-use super::{Service, WorkerHub, text};
+use super::respond::{Asked, Draft, Transport};
+use super::{Service, text};
 use crate::actors::session::FieldNames;
 use crate::admission::Dialect;
 use crate::protocol::errors::{ApiError, ErrorDialect};
 use crate::protocol::native::{Generate, NativeFormat, Prompt};
 
 /// POST /v1/generate.
-pub async fn generate(
-    request: HttpRequest,
-    payload: web::Payload,
-    service: web::Data<Service>,
-    hub: web::Data<WorkerHub>,
-) -> HttpResponse {
-    let from = surface(&request);
-    let translate = async |service: &Service, body| translate(service, body, Transport::Whole, from).await;
-    answer(request, payload, service, hub, translate).await
+///
+/// # Errors
+/// The first thing that is wrong with the request.
+pub async fn whole(service: &Service, request: &HttpRequest, body: Bytes) -> Result<Asked, ApiError> {
+    translate(service, body, Transport::Whole, surface(request)).await
 }
 
 /// POST /v1/generate/stream.
-pub async fn generate_stream(
-    request: HttpRequest,
-    payload: web::Payload,
-    service: web::Data<Service>,
-    hub: web::Data<WorkerHub>,
-) -> HttpResponse {
-    let from = surface(&request);
-    let translate = async |service: &Service, body| translate(service, body, Transport::Stream, from).await;
-    answer(request, payload, service, hub, translate).await
+///
+/// # Errors
+/// The first thing that is wrong with the request.
+pub async fn stream(service: &Service, request: &HttpRequest, body: Bytes) -> Result<Asked, ApiError> {
+    translate(service, body, Transport::Stream, surface(request)).await
 }
 
 /// The terminal client says who it is; the account tells its requests from others of this dialect.

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use actix_web::{HttpRequest, HttpResponse, web};
+use actix_web::HttpRequest;
 use bytes::Bytes;
 
-use super::respond::{Asked, Draft, Transport, answer};
-use super::{Service, WorkerHub, random_bits, text, unix_seconds};
+use super::respond::{Asked, Draft, Transport};
+use super::{Service, random_bits, text, unix_seconds};
 use crate::actors::session::{FieldNames, fits_the_queue};
 use crate::admission::Dialect;
 use crate::backend::LogprobsWanted;
@@ -24,26 +24,10 @@ const MAX_SEQUENCES: usize = 1_024;
 const COMPLETION_TOKENS: usize = 16;
 
 /// POST /v1/chat/completions.
-pub async fn chat_completions(
-    request: HttpRequest,
-    payload: web::Payload,
-    service: web::Data<Service>,
-    hub: web::Data<WorkerHub>,
-) -> HttpResponse {
-    answer(request, payload, service, hub, chat).await
-}
-
-/// POST /v1/completions.
-pub async fn completions(
-    request: HttpRequest,
-    payload: web::Payload,
-    service: web::Data<Service>,
-    hub: web::Data<WorkerHub>,
-) -> HttpResponse {
-    answer(request, payload, service, hub, completion).await
-}
-
-async fn chat(service: &Service, body: Bytes) -> Result<Asked, ApiError> {
+///
+/// # Errors
+/// The first thing that is wrong with the request.
+pub async fn chat(service: &Service, _: &HttpRequest, body: Bytes) -> Result<Asked, ApiError> {
     let ChatRequest { common, messages, max_tokens, logprobs } = text::parsed(body, ChatRequest::parse).await?;
     service.check_model(&common.model)?;
     let prompt = text::chat(service, messages, GenerationPrompt::Add).await?;
@@ -64,7 +48,11 @@ async fn chat(service: &Service, body: Bytes) -> Result<Asked, ApiError> {
     })
 }
 
-async fn completion(service: &Service, body: Bytes) -> Result<Asked, ApiError> {
+/// POST /v1/completions.
+///
+/// # Errors
+/// The first thing that is wrong with the request.
+pub async fn completions(service: &Service, _: &HttpRequest, body: Bytes) -> Result<Asked, ApiError> {
     let CompletionRequest { common, prompts, max_tokens, echo, logprobs } =
         text::parsed(body, CompletionRequest::parse).await?;
     service.check_model(&common.model)?;

@@ -1,18 +1,20 @@
 //! The one way from a request of any dialect to its response: read the body, have the dialect translate it, launch a session, answer
-//! as one body or as a stream. A dialect's own part is `Asked`: what to compute, and how the answer reads.
+//! as one body or as a stream. A dialect's own part is `Asked`: what to compute, and how the answer reads. What needs no engine is
+//! answered at once.
 
 use std::sync::Arc;
 
 use actix_web::http::header::{self, ContentType};
-use actix_web::{HttpRequest, HttpResponse, web};
+use actix_web::{HttpRequest, HttpResponse, Route, web};
 use bytes::Bytes;
+use serde_json::Value;
 
 use super::{Service, WorkerHub, intake};
 use crate::actors::session::{FieldNames, FrameBody, Output, Plan, launch};
 use crate::admission::{Dialect, RequestSpec};
 use crate::backend::{Adjust, LogprobsWanted};
 use crate::protocol::choice::ChoiceDecoder;
-use crate::protocol::errors::{ApiError, Code};
+use crate::protocol::errors::{ApiError, Code, ErrorDialect};
 use crate::protocol::format::Format;
 use crate::protocol::sampling::Sampling;
 
@@ -90,25 +92,50 @@ impl Draft {
     }
 }
 
-/// Answers a request that `translate` understands. Dropping the future, as a closed connection does, cancels the work.
-pub async fn answer(
-    request: HttpRequest,
-    payload: web::Payload,
-    service: web::Data<Service>,
-    hub: web::Data<WorkerHub>,
-    translate: impl AsyncFnOnce(&Service, Bytes) -> Result<Asked, ApiError>,
-) -> HttpResponse {
-    let answered = async {
-        service.accepting()?;
-        let body = intake::body(&service, &request, payload).await?;
-        let asked = translate(&service, body).await?;
-        respond(&service, &hub, asked).await
+/// The route of requests that `translate` turns into work for the engine. Dropping the future of an answer, as a closed connection
+/// does, cancels the work.
+pub fn answering<T>(translate: T) -> Route
+where
+    T: AsyncFn(&Service, &HttpRequest, Bytes) -> Result<Asked, ApiError> + Clone + 'static,
+{
+    let answer =
+        move |request: HttpRequest, payload: web::Payload, service: web::Data<Service>, hub: web::Data<WorkerHub>| {
+            let translate = translate.clone();
+            async move {
+                let answered = async {
+                    service.accepting()?;
+                    let body = intake::body(&service, &request, payload).await?;
+                    let asked = translate(&service, &request, body).await?;
+                    respond(&service, &hub, asked).await
+                };
+                match answered.await {
+                    Ok(Ok(response)) => response,
+                    Ok(Err(failure)) => intake::error(&service, &request, &failure),
+                    Err(refusal) => intake::refuse(&service, &request, &refusal),
+                }
+            }
+        };
+    web::post().to(answer)
+}
+
+/// The route of requests that `tell` answers without the engine.
+pub fn telling<T>(tell: T) -> Route
+where
+    T: AsyncFn(&Service, Bytes) -> Result<Value, ApiError> + Clone + 'static,
+{
+    let answer = move |request: HttpRequest, payload: web::Payload, service: web::Data<Service>| {
+        let tell = tell.clone();
+        async move {
+            let told = async {
+                let body = intake::body(&service, &request, payload).await?;
+                let answer = tell(&service, body).await?;
+                let id = (ErrorDialect::of_request(&request).id_header(), format!("req_{}", service.serial()));
+                Ok(HttpResponse::Ok().insert_header(id).json(answer))
+            };
+            told.await.unwrap_or_else(|e: ApiError| intake::refuse(&service, &request, &e))
+        }
     };
-    match answered.await {
-        Ok(Ok(response)) => response,
-        Ok(Err(failure)) => intake::error(&service, &request, &failure),
-        Err(refusal) => intake::refuse(&service, &request, &refusal),
-    }
+    web::post().to(answer)
 }
 
 /// Whether the answer, at its longest, may be one body. `longest` is the longest sequence in tokens; a request for more is refused for

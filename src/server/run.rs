@@ -14,6 +14,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use super::listen::{self, FLUSH_SECONDS};
+use super::respond::{answering, telling};
 use super::{Service, WorkerHub, anthropic, connection, generate, intake, models, openai, openapi, status, tools};
 use crate::config::Origins;
 use crate::protocol::errors::{ApiError, Code};
@@ -200,16 +201,16 @@ async fn wind_down(
 }
 
 fn routes(app: &mut web::ServiceConfig) {
-    app.service(resource("/v1/generate", "POST", web::post().to(generate::generate)))
-        .service(resource("/v1/generate/stream", "POST", web::post().to(generate::generate_stream)))
-        .service(resource("/v1/chat/completions", "POST", web::post().to(openai::chat_completions)))
-        .service(resource("/v1/completions", "POST", web::post().to(openai::completions)))
-        .service(resource("/v1/messages", "POST", web::post().to(anthropic::messages)))
-        .service(resource("/v1/messages/count_tokens", "POST", web::post().to(anthropic::count_tokens)))
+    app.service(resource("/v1/generate", "POST", answering(generate::whole)))
+        .service(resource("/v1/generate/stream", "POST", answering(generate::stream)))
+        .service(resource("/v1/chat/completions", "POST", answering(openai::chat)))
+        .service(resource("/v1/completions", "POST", answering(openai::completions)))
+        .service(resource("/v1/messages", "POST", answering(anthropic::messages)))
+        .service(resource("/v1/messages/count_tokens", "POST", telling(anthropic::count_tokens)))
         .service(resource("/v1/models", "GET, HEAD", reading().to(models::list)))
         .service(resource("/v1/models/{id:.+}", "GET, HEAD", reading().to(models::one)))
-        .service(resource("/tokenize", "POST", web::post().to(tools::tokenize)))
-        .service(resource("/detokenize", "POST", web::post().to(tools::detokenize)))
+        .service(resource("/tokenize", "POST", telling(tools::tokenize)))
+        .service(resource("/detokenize", "POST", telling(tools::detokenize)))
         .service(resource("/health", "GET, HEAD", reading().to(status::health)))
         .service(resource("/ready", "GET, HEAD", reading().to(status::ready)))
         .service(resource("/metrics", "GET, HEAD", reading().to(status::metrics)))

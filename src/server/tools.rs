@@ -1,10 +1,9 @@
 //! POST /tokenize and /detokenize: exactly the ids that a request would be served with, and back.
 
-use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::{Service, intake, text};
+use super::{Service, text};
 use crate::model::chat_template::{ChatMessage, GenerationPrompt};
 use crate::model::tokenizer::{SpecialText, SpecialTokens};
 use crate::protocol::body::Body;
@@ -20,13 +19,12 @@ pub const MAX_TEXT_CHARS: usize = 524_288;
 pub const MAX_IDS: usize = 131_072;
 
 /// POST /tokenize: `{text, special_tokens = true}` or `{messages, add_generation_prompt = true}` → `{tokens, count}`.
-pub async fn tokenize(request: HttpRequest, payload: web::Payload, service: web::Data<Service>) -> HttpResponse {
-    let answered = async {
-        let body = intake::body(&service, &request, payload).await?;
-        let tokens = tokens(&service, body).await?;
-        Ok(HttpResponse::Ok().json(json!({"tokens": &tokens[..], "count": tokens.len()})))
-    };
-    answered.await.unwrap_or_else(|e: ApiError| intake::refuse(&service, &request, &e))
+///
+/// # Errors
+/// The first thing that is wrong with the request.
+pub async fn tokenize(service: &Service, body: Bytes) -> Result<Value, ApiError> {
+    let tokens = tokens(service, body).await?;
+    Ok(json!({"tokens": tokens, "count": tokens.len()}))
 }
 
 /// What is to be tokenised.
@@ -88,12 +86,20 @@ async fn tokens(service: &Service, body: Bytes) -> Result<Vec<u32>, ApiError> {
 }
 
 /// POST /detokenize: `{tokens, special_tokens = true}` → `{text}`.
-pub async fn detokenize(request: HttpRequest, payload: web::Payload, service: web::Data<Service>) -> HttpResponse {
-    let answered = async {
-        let body = intake::body(&service, &request, payload).await?;
-        Ok(HttpResponse::Ok().json(text_of(&service, body).await?))
-    };
-    answered.await.unwrap_or_else(|e: ApiError| intake::refuse(&service, &request, &e))
+///
+/// # Errors
+/// The first thing that is wrong with the request.
+pub async fn detokenize(service: &Service, body: Bytes) -> Result<Value, ApiError> {
+    let (tokens, special) = text::parsed(body, ids).await?;
+    let vocab = service.engine.limits().vocab;
+    if let Some(id) = tokens.iter().find(|&&id| id as usize >= vocab) {
+        let text = format!("token id {id} is outside the vocabulary of {vocab}; send ids below {vocab}");
+        return Err(ApiError::about(Code::InvalidValue, "tokens", text));
+    }
+    let tokenizer = service.tokenizer.clone();
+    let bytes = tokens.len() * BYTES_PER_TOKEN;
+    let text = text::off_the_worker(bytes, move || Ok(tokenizer.decode(&tokens, special))).await?;
+    Ok(json!({"text": text}))
 }
 
 /// The ids that are to become text, and how.
@@ -111,17 +117,4 @@ fn ids(bytes: &[u8]) -> Result<(Vec<u32>, SpecialText), ApiError> {
         return Err(ApiError::about(Code::InvalidValue, "tokens", text));
     }
     Ok((tokens, special))
-}
-
-async fn text_of(service: &Service, body: Bytes) -> Result<Value, ApiError> {
-    let (tokens, special) = text::parsed(body, ids).await?;
-    let vocab = service.engine.limits().vocab;
-    if let Some(id) = tokens.iter().find(|&&id| id as usize >= vocab) {
-        let text = format!("token id {id} is outside the vocabulary of {vocab}; send ids below {vocab}");
-        return Err(ApiError::about(Code::InvalidValue, "tokens", text));
-    }
-    let tokenizer = service.tokenizer.clone();
-    let bytes = tokens.len() * BYTES_PER_TOKEN;
-    let text = text::off_the_worker(bytes, move || Ok(tokenizer.decode(&tokens, special))).await?;
-    Ok(json!({"text": text}))
 }
