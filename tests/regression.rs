@@ -143,6 +143,16 @@ fn a_file_that_is_no_model_is_named_and_so_is_a_folder() {
 }
 
 #[test]
+fn a_bad_line_of_a_key_file_is_named_by_its_number_and_a_comment_has_a_line_of_its_own() {
+    let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("regression-keys");
+    std::fs::write(&file, "# the team\n\nkeyone\nkeytwo  # comment\n").expect("a file");
+    let set = format!("server.api_key_file={}", file.display());
+    let error = failing(&["serve", "--config", "config/cpu-test.toml", "--set", &set]);
+    assert!(error.contains("line 4") && error.contains("# at the beginning of a line"), "{error}");
+    assert!(!error.contains("keytwo"), "{error}");
+}
+
+#[test]
 fn a_text_that_no_prompt_can_hold_is_refused_by_its_length() {
     let server = Binary::tiny(&[]);
     let long = "x".repeat(1 << 20);

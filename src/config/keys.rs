@@ -37,19 +37,29 @@ fn digest(key: &str) -> [u8; 32] {
     Sha256::digest(key.as_bytes()).into()
 }
 
-/// Reads `server.api_key`, `server.api_key_file` (a key a line, empty lines and lines after `#` do not count) and
+/// A key as it was found.
+struct Found {
+    /// The configuration key that it comes from.
+    name: &'static str,
+    /// Its line in a file, from 1.
+    line: Option<usize>,
+    key: String,
+}
+
+/// Reads `server.api_key`, `server.api_key_file` (a key a line; empty lines and lines that begin with `#` do not count) and
 /// `server.api_key_env`; the keys of all three count.
 pub fn api_keys(f: &mut Fields) -> ApiKeys {
-    let mut keys = vec![("server.api_key", f.text("server.api_key", ""))];
-    keys.retain(|(_, key)| !key.is_empty());
+    let mut keys = vec![Found { name: "server.api_key", line: None, key: f.text("server.api_key", "") }];
+    keys.retain(|found| !found.key.is_empty());
     if let Some(path) = f.path("server.api_key_file") {
         let name = "server.api_key_file";
         match std::fs::read_to_string(&path) {
             Err(error) => f.reject(name, format!("{name}: cannot read {}: {error}", path.display())),
             Ok(text) => {
-                let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+                let lines = text.lines().map(str::trim).zip(1..);
+                let lines = lines.filter(|(line, _)| !line.is_empty() && !line.starts_with('#'));
                 let before = keys.len();
-                keys.extend(lines.map(|line| (name, line.to_owned())));
+                keys.extend(lines.map(|(line, at)| Found { name, line: Some(at), key: line.to_owned() }));
                 if keys.len() == before {
                     f.reject(name, format!("{name}: {} holds no key; write one a line", path.display()));
                 }
@@ -60,17 +70,24 @@ pub fn api_keys(f: &mut Fields) -> ApiKeys {
     if !variable.is_empty() {
         let name = "server.api_key_env";
         match std::env::var(&variable) {
-            Ok(key) if !key.trim().is_empty() => keys.push((name, key.trim().to_owned())),
+            Ok(key) if !key.trim().is_empty() => keys.push(Found { name, line: None, key: key.trim().to_owned() }),
             _ => f.reject(name, format!("{name}: the environment variable {variable} is not set or holds no text")),
         }
     }
-    for (name, key) in &keys {
+    for Found { name, line, key } in &keys {
         // A header carries visible ASCII; the message must not repeat the key.
         if key.len() < KEY_BYTES_MIN || !key.bytes().all(|b| b.is_ascii_graphic()) {
-            let text =
-                format!("{name}: a key must have at least {KEY_BYTES_MIN} visible ASCII characters and no space");
-            f.reject(name, text);
+            let rule = format!("a key must have at least {KEY_BYTES_MIN} visible ASCII characters and no space");
+            f.reject(
+                name,
+                match line {
+                    None => format!("{name}: {rule}"),
+                    Some(line) => {
+                        format!("{name}, line {line}: {rule}; a comment needs a # at the beginning of a line")
+                    }
+                },
+            );
         }
     }
-    ApiKeys(keys.iter().map(|(_, key)| digest(key)).collect())
+    ApiKeys(keys.iter().map(|found| digest(&found.key)).collect())
 }
