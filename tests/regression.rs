@@ -153,6 +153,12 @@ fn a_bad_line_of_a_key_file_is_named_by_its_number_and_a_comment_has_a_line_of_i
 }
 
 #[test]
+fn the_terminal_client_says_that_it_speaks_plain_http_only() {
+    let error = failing(&["tui", "--target", "https://127.0.0.1:8443"]);
+    assert!(error.contains("plain HTTP only"), "{error}");
+}
+
+#[test]
 fn a_text_that_no_prompt_can_hold_is_refused_by_its_length() {
     let server = Binary::tiny(&[]);
     let long = "x".repeat(1 << 20);

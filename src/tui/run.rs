@@ -40,6 +40,11 @@ pub enum TuiError {
     /// Not `http://host:port`.
     #[error("the target {0:?} is no server address; give http://HOST:PORT")]
     Target(String),
+    /// `https://…`.
+    #[error(
+        "crucible tui speaks plain HTTP only and cannot reach {0}; give the http://HOST:PORT of a server without TLS or of a tunnel to it"
+    )]
+    Tls(String),
     /// The key file.
     #[error("cannot read the API key from {}: {error}", .path.display())]
     KeyFile {
@@ -86,6 +91,9 @@ fn target(text: &str) -> Result<String, TuiError> {
     let wrong = || TuiError::Target(text.to_owned());
     let target = text.trim_end_matches('/');
     let uri: awc::http::Uri = target.parse().map_err(|_| wrong())?;
+    if uri.scheme_str() == Some("https") {
+        return Err(TuiError::Tls(target.to_owned()));
+    }
     let plain = uri.scheme_str() == Some("http") && uri.host().is_some() && uri.query().is_none();
     if plain { Ok(target.to_owned()) } else { Err(wrong()) }
 }
@@ -228,7 +236,8 @@ mod tests {
     #[test]
     fn targets_are_plain_http_addresses() {
         assert_eq!(target("http://127.0.0.1:8080/").unwrap(), "http://127.0.0.1:8080");
-        for wrong in ["127.0.0.1:8080", "https://host", "http://", "http://host/?q", "nonsense here"] {
+        assert!(matches!(target("https://host/"), Err(TuiError::Tls(_))));
+        for wrong in ["127.0.0.1:8080", "ftp://host", "http://", "http://host/?q", "nonsense here"] {
             assert!(matches!(target(wrong), Err(TuiError::Target(_))), "{wrong}");
         }
     }

@@ -11,6 +11,9 @@ use ratatui::symbols::border;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph, Sparkline};
 
+use unicode_segmentation::UnicodeSegmentation;
+use unicode_width::UnicodeWidthStr;
+
 use super::settings::{Field, Mode};
 use super::state::{App, Focus, Turn, TurnState};
 use super::wrap::wrap;
@@ -80,7 +83,7 @@ fn panel<'a>(title: &'a str, has_focus: bool) -> Block<'a> {
 }
 
 fn draw_title(frame: &mut Frame<'_>, area: Rect, app: &App) {
-    let mut left = vec![" crucible".bold().fg(ACCENT)];
+    let mut left = Line::from(" crucible".bold().fg(ACCENT));
     if let Some(health) = &app.server.health {
         for part in [&health.model, &health.device, &health.profile] {
             if !part.is_empty() {
@@ -96,8 +99,32 @@ fn draw_title(frame: &mut Frame<'_>, area: Rect, app: &App) {
     let right = Line::from(vec![lamp, Span::raw(app.target.trim_start_matches("http://")).dark_gray(), " ".into()]);
     let [left_area, right_area] =
         Layout::horizontal([Constraint::Min(0), Constraint::Length(right.width() as u16)]).areas(area);
-    frame.render_widget(Line::from(left), left_area);
+    // A blank stays between what is cut and the lamp.
+    frame.render_widget(shortened(left, usize::from(left_area.width.saturating_sub(1))), left_area);
     frame.render_widget(right, right_area);
+}
+
+/// A line of at most `columns`; what is cut from its end leaves an ellipsis.
+fn shortened(line: Line<'_>, columns: usize) -> Line<'_> {
+    if line.width() <= columns {
+        return line;
+    }
+    let mut room = columns.saturating_sub(1);
+    let mut cut = Line::default();
+    for span in line.spans {
+        let graphemes = span.content.graphemes(true);
+        let fitting = graphemes.take_while(|g| {
+            let fits = g.width() <= room;
+            room = if fits { room - g.width() } else { 0 };
+            fits
+        });
+        let text: String = fitting.collect();
+        cut.push_span(Span::styled(text, span.style));
+    }
+    if columns > 0 {
+        cut.push_span("…");
+    }
+    cut
 }
 
 fn draw_conversation(frame: &mut Frame<'_>, area: Rect, app: &App) -> usize {

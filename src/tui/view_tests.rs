@@ -94,6 +94,22 @@ fn everything_stands_in_80_by_24() {
 }
 
 #[test]
+fn a_title_that_is_too_long_is_cut_before_the_lamp() {
+    let mut app = app();
+    let health = app.server.health.as_mut().unwrap();
+    health.device = "cpu (avx2, 1 threads)".to_owned();
+    let title = |width| rows(&app, width, 24).0.swap_remove(0);
+    // It ran into the lamp: "cpu (avx2, 1 threads● ready".
+    assert_eq!(title(80), " crucible · SmolLM2-135M-Instruct · cpu (avx2, 1 thread… ● ready 127.0.0.1:8080 ");
+    assert!(title(120).contains("cpu (avx2, 1 threads) · q8"), "{}", title(120));
+    for width in 24..90 {
+        let title = title(width);
+        let lamp = title.find('●').expect("a lamp");
+        assert!(lamp == 0 || title[..lamp].ends_with(' '), "{width}: {title}");
+    }
+}
+
+#[test]
 fn no_window_size_is_too_odd_to_draw() {
     let mut app = app();
     converse(&mut app, "中文 and a-rather-long-word-that-has-no-break", &["👩‍🚀 ", "yes\n\n\nno"]);
