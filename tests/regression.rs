@@ -143,6 +143,51 @@ fn a_file_that_is_no_model_is_named_and_so_is_a_folder() {
 }
 
 #[test]
+fn a_character_that_prompt_and_answer_share_is_whole_in_an_echo() {
+    let server = Binary::tiny(&[]);
+    // é, 😰 and 中 cut at every byte; the bias makes the model go on with their last byte. Both halves were shown as U+FFFD.
+    for (prompt, next) in
+        [(vec![195], 169), (vec![97, 240, 159, 152], 176), (vec![228, 184], 173), (vec![240, 159], 169)]
+    {
+        let bias = json!({next.to_string(): 100});
+        let ask = |fields: serde_json::Value| {
+            let mut body =
+                json!({"model": "tiny", "prompt": prompt, "temperature": 0, "max_tokens": 3, "logit_bias": bias});
+            body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            post(server.address, "/v1/completions", &body)
+        };
+        let tokens = [prompt.as_slice(), &[next; 3]].concat();
+        let whole = post(server.address, "/detokenize", &json!({"tokens": tokens})).json()["text"].clone();
+        for extra in [json!({"echo": true}), json!({"echo": true, "logprobs": 0})] {
+            assert_eq!(ask(extra.clone()).json()["choices"][0]["text"], whole, "{prompt:?} {extra}");
+            let mut streamed = extra.clone();
+            streamed["stream"] = json!(true);
+            assert_eq!(streamed_text(&ask(streamed)), whole, "{prompt:?} {extra}");
+        }
+        assert_eq!(ask(json!({})).json()["choices"][0]["text"], "\u{fffd}".repeat(3), "an answer alone is as before");
+    }
+}
+
+/// The text of choice 0 in a stream of /v1/completions.
+fn streamed_text(answer: &http_support::client::Response) -> String {
+    let events = answer.events().into_iter().filter(|(_, data)| data != "[DONE]");
+    let chunks = events.map(|(_, data)| serde_json::from_str::<serde_json::Value>(&data).expect("JSON"));
+    chunks.filter_map(|chunk| chunk["choices"][0]["text"].as_str().map(str::to_owned)).collect()
+}
+
+#[test]
+fn every_stray_byte_is_a_character_to_the_text_offsets() {
+    let server = Binary::tiny(&[]);
+    // Four bytes that begin no character had the offsets 0, 0, 0, 0.
+    let body = json!({"model": "tiny", "prompt": "x", "temperature": 0, "max_tokens": 4, "logprobs": 0, "logit_bias": {"169": 100}});
+    let choice = post(server.address, "/v1/completions", &body).json()["choices"][0].clone();
+    assert_eq!(
+        (&choice["text"], &choice["logprobs"]["text_offset"]),
+        (&json!("\u{fffd}".repeat(4)), &json!([0, 1, 2, 3]))
+    );
+}
+
+#[test]
 fn a_bad_line_of_a_key_file_is_named_by_its_number_and_a_comment_has_a_line_of_its_own() {
     let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("regression-keys");
     std::fs::write(&file, "# the team\n\nkeyone\nkeytwo  # comment\n").expect("a file");

@@ -21,6 +21,8 @@ pub trait Vocabulary: Send + Sync {
     fn token_text(&self, id: u32) -> String;
     /// The bytes it stands for; part of a character has bytes and no text of its own.
     fn token_bytes(&self, id: u32) -> Vec<u8>;
+    /// Whether the text of an answer leaves it out.
+    fn is_special(&self, id: u32) -> bool;
 }
 
 /// Why an answer ended.

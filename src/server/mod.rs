@@ -144,4 +144,8 @@ impl Vocabulary for Tokenizer {
     fn token_bytes(&self, id: u32) -> Vec<u8> {
         Tokenizer::token_bytes(self, id).unwrap_or_default()
     }
+
+    fn is_special(&self, id: u32) -> bool {
+        Tokenizer::is_special(self, id)
+    }
 }

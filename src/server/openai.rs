@@ -11,7 +11,6 @@ use crate::actors::session::{FieldNames, fits_the_queue};
 use crate::admission::Dialect;
 use crate::backend::LogprobsWanted;
 use crate::model::chat_template::GenerationPrompt;
-use crate::model::tokenizer::SpecialText;
 use crate::protocol::errors::{ApiError, Code, ErrorDialect};
 use crate::protocol::openai::chat::{ChatFormat, ChatRequest};
 use crate::protocol::openai::completions::{CompletionFormat, CompletionRequest, Echo};
@@ -73,11 +72,9 @@ pub async fn completions(service: &Service, _: &HttpRequest, body: Bytes) -> Res
         specs.extend(draft.specs(service, &ids, common.n));
         // A prompt over the context is refused at the launch: its text is not copied for every answer before that.
         if echo && ids.len() <= service.engine.limits().context {
-            let text = service.tokenizer.decode(&ids, SpecialText::Show);
-            before.extend(std::iter::repeat_n(Echo { text, ids, scores: Vec::new() }, common.n));
+            before.extend(std::iter::repeat_n(Echo::new(ids, &service.tokenizer), common.n));
         }
     }
-    let offsets = vec![0; sequences];
     Ok(Asked {
         specs,
         stop: common.stop,
@@ -85,7 +82,7 @@ pub async fn completions(service: &Service, _: &HttpRequest, body: Bytes) -> Res
         id: (ErrorDialect::Openai.id_header(), name.clone()),
         name,
         names: names("prompt", max_tokens),
-        format: Box::new(CompletionFormat { envelope, echo: before, logprobs, offsets }),
+        format: Box::new(CompletionFormat::new(envelope, sequences, before, logprobs)),
         transport: transport(common.delivery),
     })
 }

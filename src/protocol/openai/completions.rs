@@ -8,9 +8,11 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::envelope::Envelope;
+use super::joined::{Offsets, Seam};
 use super::{Common, MaxTokens};
 use crate::actors::session::messages::GeneratedToken;
 use crate::backend::TokenLogprobs;
+use crate::model::detokenizer::TextStream;
 use crate::protocol::body::{Body, token_ids, wrong_type};
 use crate::protocol::choice::{Answer, ChoiceEnd, Delta, Vocabulary};
 use crate::protocol::errors::{ApiError, Code};
@@ -108,11 +110,11 @@ struct Logprobs {
 }
 
 impl Logprobs {
-    /// Appends a token whose text starts at `offset`, in characters; returns where the next one starts.
-    fn push(&mut self, id: u32, values: Option<&TokenLogprobs>, offset: usize, vocabulary: &dyn Vocabulary) -> usize {
-        let (text, characters) = name(id, vocabulary);
+    /// Appends a token that stands at `offset`, in characters.
+    fn push(&mut self, id: u32, values: Option<&TokenLogprobs>, offset: usize, vocabulary: &dyn Vocabulary) {
+        let text = name(id, vocabulary);
         let top = values.map(|values| {
-            let named = values.top.iter().map(|&(id, logprob)| (name(id, vocabulary).0, logprob));
+            let named = values.top.iter().map(|&(id, logprob)| (name(id, vocabulary), logprob));
             let mut top: BTreeMap<_, _> = named.collect();
             top.insert(text.clone(), values.chosen);
             top
@@ -121,42 +123,70 @@ impl Logprobs {
         self.token_logprobs.push(values.map(|v| v.chosen));
         self.top_logprobs.push(top);
         self.text_offset.push(offset);
-        offset + characters
     }
 
-    /// Appends a prompt from its beginning; returns where the answer starts.
-    fn push_prompt(&mut self, ids: &[u32], scores: &[TokenLogprobs], vocabulary: &dyn Vocabulary) -> usize {
+    /// Appends a prompt from its beginning.
+    fn push_prompt(&mut self, echo: &Echo, scores: &[TokenLogprobs], at: &mut Offsets, vocabulary: &dyn Vocabulary) {
         let values = std::iter::once(None).chain(scores.iter().map(Some));
-        ids.iter().zip(values).fold(0, |offset, (&id, values)| self.push(id, values, offset, vocabulary))
+        for (&id, values) in echo.ids.iter().zip(values) {
+            self.push(id, values, at.push(&vocabulary.token_bytes(id)), vocabulary);
+        }
+    }
+
+    /// Appends a token of an answer.
+    fn push_answer(&mut self, token: &GeneratedToken, at: &mut Offsets, vocabulary: &dyn Vocabulary) {
+        self.push(token.id, token.logprobs.as_ref(), at.push(&answer_bytes(token.id, vocabulary)), vocabulary);
     }
 }
 
-/// What a token is called here, and the characters that begin in it. Part of a character has no text of its own and would share
-/// one replacement character with all others, so it is called by its bytes, as OpenAI does: `bytes:\xe3\x81`.
-fn name(id: u32, vocabulary: &dyn Vocabulary) -> (String, usize) {
+/// What a token is called here. Part of a character has no text of its own and would share one replacement character with all
+/// others, so it is called by its bytes, as OpenAI does: `bytes:\xe3\x81`.
+fn name(id: u32, vocabulary: &dyn Vocabulary) -> String {
     let bytes = vocabulary.token_bytes(id);
     if std::str::from_utf8(&bytes).is_ok() {
-        let text = vocabulary.token_text(id);
-        let characters = text.chars().count();
-        return (text, characters);
+        return vocabulary.token_text(id);
     }
-    let escaped = bytes.iter().fold("bytes:".to_owned(), |name, byte| format!("{name}\\x{byte:02x}"));
-    // A byte 10xxxxxx continues a character, every other one begins one.
-    (escaped, bytes.iter().filter(|&&byte| byte & 0xc0 != 0x80).count())
+    bytes.iter().fold("bytes:".to_owned(), |name, byte| format!("{name}\\x{byte:02x}"))
+}
+
+/// The bytes that a token adds to the text of an answer.
+fn answer_bytes(id: u32, vocabulary: &dyn Vocabulary) -> Vec<u8> {
+    if vocabulary.is_special(id) { Vec::new() } else { vocabulary.token_bytes(id) }
 }
 
 /// A prompt that stands before its answer.
 #[derive(Clone)]
 pub struct Echo {
-    /// Its text.
-    pub text: String,
+    /// Its text, special tokens included, but for a character at its end that is not whole.
+    text: String,
+    /// That character, which the answer may complete.
+    unfinished: TextStream,
     /// Its tokens.
-    pub ids: Arc<[u32]>,
+    ids: Arc<[u32]>,
     /// Scores of its tokens but the first, as they come in a stream.
-    pub scores: Vec<TokenLogprobs>,
+    scores: Vec<TokenLogprobs>,
 }
 
 impl Echo {
+    /// The prompt of these tokens.
+    pub fn new(ids: Arc<[u32]>, vocabulary: &dyn Vocabulary) -> Self {
+        let mut unfinished = TextStream::default();
+        let text = ids.iter().map(|&id| unfinished.push(&vocabulary.token_bytes(id))).collect();
+        Self { text, unfinished, ids, scores: Vec::new() }
+    }
+
+    /// What joins an answer to it.
+    fn seam(&self) -> Seam {
+        Seam::after(self.unfinished.clone())
+    }
+
+    /// It and its whole answer as one text.
+    fn with(&self, answer: &Answer, vocabulary: &dyn Vocabulary) -> String {
+        let mut seam = self.seam();
+        answer.tokens.iter().for_each(|token| seam.push(&answer_bytes(token.id, vocabulary)));
+        format!("{}{}", self.text, seam.finish(&answer.text))
+    }
+
     /// Whether every token that can have a score has it.
     fn is_scored(&self) -> bool {
         self.scores.len() + 1 >= self.ids.len()
@@ -166,13 +196,13 @@ impl Echo {
 /// One response.
 pub struct CompletionFormat {
     /// What is around the choices.
-    pub envelope: Envelope,
+    envelope: Envelope,
     /// What stands before each choice, or nothing.
-    pub echo: Vec<Echo>,
+    echo: Vec<Echo>,
     /// Whether choices carry log-probabilities.
-    pub logprobs: Option<u8>,
-    /// Per choice, where its next token starts, in characters.
-    pub offsets: Vec<usize>,
+    logprobs: Option<u8>,
+    /// Per choice, where the tokens of its stream stand, and what joins it to what stands before it.
+    streams: Vec<(Offsets, Seam)>,
 }
 
 #[derive(Serialize)]
@@ -192,6 +222,13 @@ struct ChunkChoice<'a> {
 }
 
 impl CompletionFormat {
+    /// A response of `choices` choices; `echo` has what stands before each, or nothing.
+    pub fn new(envelope: Envelope, choices: usize, echo: Vec<Echo>, logprobs: Option<u8>) -> Self {
+        let seam = |choice| echo.get(choice).map(Echo::seam).unwrap_or_default();
+        let streams = (0..choices).map(|choice| (Offsets::default(), seam(choice))).collect();
+        Self { envelope, echo, logprobs, streams }
+    }
+
     fn chunk(&self, choice: ChunkChoice<'_>) -> Bytes {
         self.envelope.chunk(OBJECT, choice)
     }
@@ -201,7 +238,7 @@ impl CompletionFormat {
         let echo = &self.echo[choice];
         let logprobs = self.logprobs.map(|_| {
             let mut lists = Logprobs::default();
-            self.offsets[choice] = lists.push_prompt(&echo.ids, &echo.scores, &*self.envelope.vocabulary);
+            lists.push_prompt(echo, &echo.scores, &mut self.streams[choice].0, &*self.envelope.vocabulary);
             lists
         });
         self.chunk(ChunkChoice { text: &echo.text, index: choice, logprobs, finish_reason: None })
@@ -211,16 +248,16 @@ impl CompletionFormat {
 impl Format for CompletionFormat {
     fn whole(&self, answers: &[Answer], usage: Usage) -> Bytes {
         let choice = |(index, answer): (usize, &Answer)| {
-            let echo = self.echo.get(index);
+            let (echo, vocabulary) = (self.echo.get(index), &*self.envelope.vocabulary);
             let logprobs = self.logprobs.map(|_| {
-                let (mut lists, vocabulary) = (Logprobs::default(), &*self.envelope.vocabulary);
-                let begin = echo.map_or(0, |echo| lists.push_prompt(&echo.ids, &answer.prompt, vocabulary));
-                let push =
-                    |offset, token: &GeneratedToken| lists.push(token.id, token.logprobs.as_ref(), offset, vocabulary);
-                answer.tokens.iter().fold(begin, push);
+                let (mut lists, mut at) = (Logprobs::default(), Offsets::default());
+                if let Some(echo) = echo {
+                    lists.push_prompt(echo, &answer.prompt, &mut at, vocabulary);
+                }
+                answer.tokens.iter().for_each(|token| lists.push_answer(token, &mut at, vocabulary));
                 lists
             });
-            let text = format!("{}{}", echo.map_or("", |echo| &echo.text), answer.text);
+            let text = echo.map_or_else(|| answer.text.clone(), |echo| echo.with(answer, vocabulary));
             WholeChoice { text, index, logprobs, finish_reason: answer.reason.name() }
         };
         let choices: Vec<_> = answers.iter().enumerate().map(choice).collect();
@@ -241,20 +278,23 @@ impl Format for CompletionFormat {
     }
 
     fn token(&mut self, choice: usize, delta: &Delta) -> Option<Bytes> {
+        let vocabulary = &*self.envelope.vocabulary;
+        let (offsets, seam) = &mut self.streams[choice];
+        seam.push(&answer_bytes(delta.token.id, vocabulary));
+        let text = seam.text(&delta.text);
         let logprobs = self.logprobs.map(|_| {
             let mut lists = Logprobs::default();
-            let (token, offset) = (&delta.token, self.offsets[choice]);
-            let vocabulary = &*self.envelope.vocabulary;
-            self.offsets[choice] = lists.push(token.id, token.logprobs.as_ref(), offset, vocabulary);
+            lists.push_answer(&delta.token, offsets, vocabulary);
             lists
         });
-        let shown = logprobs.is_some() || !delta.text.is_empty();
-        shown.then(|| self.chunk(ChunkChoice { text: &delta.text, index: choice, logprobs, finish_reason: None }))
+        let shown = logprobs.is_some() || !text.is_empty();
+        shown.then(|| self.chunk(ChunkChoice { text: &text, index: choice, logprobs, finish_reason: None }))
     }
 
     fn end(&mut self, choice: usize, end: &ChoiceEnd) -> Bytes {
         let finish_reason = Some(end.reason.name());
-        self.chunk(ChunkChoice { text: &end.tail, index: choice, logprobs: None, finish_reason })
+        let text = self.streams[choice].1.finish(&end.tail);
+        self.chunk(ChunkChoice { text: &text, index: choice, logprobs: None, finish_reason })
     }
 
     fn close(&mut self, usage: Usage) -> Option<Bytes> {

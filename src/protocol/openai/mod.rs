@@ -4,6 +4,7 @@
 pub mod chat;
 pub mod completions;
 pub mod envelope;
+pub mod joined;
 pub mod models;
 
 use std::num::NonZeroU32;
