@@ -32,8 +32,3 @@ pub fn text(content: Value, path: &str, extras: fn(&mut Body) -> Result<(), ApiE
     };
     parts.into_iter().enumerate().map(part).collect()
 }
-
-/// Parts without anything else.
-pub fn plain(_: &mut Body) -> Result<(), ApiError> {
-    Ok(())
-}

@@ -265,6 +265,18 @@ mod tests {
     }
 
     #[test]
+    fn values_that_change_nothing_pass() {
+        for (name, value) in [
+            ("output_config", json!({"effort": null, "format": null})),
+            ("output_config", json!({"format": null})),
+            ("tool_choice", json!({"type": "auto", "disable_parallel_tool_use": false})),
+            ("tool_choice", json!({"type": "auto", "disable_parallel_tool_use": true})),
+        ] {
+            assert!(parse(json!({name: value})).is_ok(), "{name} {value}");
+        }
+    }
+
+    #[test]
     fn what_is_not_served_is_refused_by_name() {
         for (name, value) in [
             ("tools", json!([{"name": "f", "input_schema": {}}])),

@@ -25,11 +25,13 @@ pub const CACHE_TIMES: [&str; 2] = ["5m", "1h"];
 
 /// Fields of both endpoints that are not served.
 pub static UNSERVED: LazyLock<Unserved> = LazyLock::new(|| {
+    let parallel = |tools: bool| json!({"type": "auto", "disable_parallel_tool_use": !tools});
+    let no_config = json!({"effort": null, "format": null});
     vec![
         ("thinking", vec![json!({"type": "disabled"})]),
         ("tools", vec![json!([])]),
-        ("tool_choice", vec![json!({"type": "auto"}), json!({"type": "none"})]),
-        ("output_config", vec![json!({}), json!({"effort": null}), json!({"format": null})]),
+        ("tool_choice", vec![json!({"type": "auto"}), json!({"type": "none"}), parallel(true), parallel(false)]),
+        ("output_config", vec![json!({}), json!({"effort": null}), json!({"format": null}), no_config]),
         ("speed", vec![json!("standard")]),
         ("mcp_servers", vec![json!([])]),
         ("output_format", vec![]),

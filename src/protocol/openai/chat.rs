@@ -37,12 +37,15 @@ pub static UNSERVED: LazyLock<Unserved> = LazyLock::new(|| {
         ("prompt_cache_options", vec![json!({})]),
         ("audio", vec![]),
         ("prediction", vec![]),
-        ("reasoning_effort", vec![]),
-        ("verbosity", vec![]),
+        ("reasoning_effort", vec![json!("none")]),
+        ("verbosity", vec![json!("medium")]),
         ("web_search_options", vec![]),
         ("moderation", vec![]),
     ]
 });
+/// Fields of a part of text that are not served; a hint where a cache could end changes no answer.
+pub static UNSERVED_OF_PART: LazyLock<Unserved> =
+    LazyLock::new(|| vec![("prompt_cache_breakpoint", vec![json!({"mode": "explicit"})])]);
 /// Fields of a message that are not served.
 pub static UNSERVED_OF_MESSAGE: LazyLock<Unserved> = LazyLock::new(|| {
     vec![
@@ -126,10 +129,15 @@ fn turn(item: Value, path: &str) -> Result<ChatMessage, ApiError> {
         }
     };
     let content = body.value("content");
-    let content = content::text(body.require("content", content)?, &body.path("content"), content::plain)?;
+    let content = content::text(body.require("content", content)?, &body.path("content"), part)?;
     body.refuse(&UNSERVED_OF_MESSAGE)?;
     body.finish()?;
     Ok(ChatMessage { role, content })
+}
+
+/// What a part of text has besides its text.
+fn part(body: &mut Body) -> Result<(), ApiError> {
+    body.refuse(&UNSERVED_OF_PART)
 }
 
 fn max_tokens(body: &mut Body) -> Result<Option<MaxTokens>, ApiError> {
@@ -318,10 +326,27 @@ mod tests {
     }
 
     #[test]
+    fn a_cache_breakpoint_of_a_part_changes_nothing_and_has_one_shape() {
+        let with = |hint: Value| {
+            let part = json!({"type": "text", "text": "a", "prompt_cache_breakpoint": hint});
+            parse(json!({"messages": [{"role": "user", "content": [part]}]}))
+        };
+        let plain = parse(json!({"messages": [{"role": "user", "content": "a"}]})).expect("valid");
+        for hint in [json!({"mode": "explicit"}), json!(null)] {
+            assert_eq!(with(hint).expect("valid"), plain);
+        }
+        for hint in [json!({}), json!({"mode": "x"}), json!({"mode": "explicit", "a": 1}), json!(true)] {
+            let error = with(hint).expect_err("another shape");
+            assert_eq!(error.param.as_deref(), Some("messages[0].content[0].prompt_cache_breakpoint"));
+        }
+    }
+
+    #[test]
     fn no_op_values_of_unserved_parameters_pass_and_others_are_refused_by_name() {
         let passing = json!({
             "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "tools": [], "tool_choice": "none",
             "response_format": {"type": "text"}, "n": 1, "store": false, "user": "me", "audio": null,
+            "reasoning_effort": "none", "verbosity": "medium",
         });
         assert!(parse(passing).is_ok());
         for (name, value) in [

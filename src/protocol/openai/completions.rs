@@ -1,7 +1,7 @@
 //! /v1/completions.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -13,7 +13,7 @@ use super::{Common, MaxTokens};
 use crate::actors::session::messages::GeneratedToken;
 use crate::backend::TokenLogprobs;
 use crate::model::detokenizer::TextStream;
-use crate::protocol::body::{Body, token_ids, wrong_type};
+use crate::protocol::body::{Body, Unserved, token_ids, wrong_type};
 use crate::protocol::choice::{Answer, ChoiceEnd, Delta, Vocabulary};
 use crate::protocol::errors::{ApiError, Code};
 use crate::protocol::format::{Format, Usage};
@@ -21,6 +21,9 @@ use crate::protocol::native::Prompt;
 use crate::protocol::sampling::{LOGPROBS, MAX_TOKENS};
 
 const OBJECT: &str = "text_completion";
+
+/// Fields that are not served.
+pub static UNSERVED: LazyLock<Unserved> = LazyLock::new(|| vec![("suffix", vec![json!("")])]);
 
 /// A completion request.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,7 +62,7 @@ impl CompletionRequest {
             logprobs: body.integer("logprobs", LOGPROBS)?.map(|n| n as u8),
         };
         body.unsupported("best_of", &[json!(request.common.n)])?;
-        body.unsupported("suffix", &[])?;
+        body.refuse(&UNSERVED)?;
         body.finish()?;
         Ok(request)
     }
@@ -344,9 +347,12 @@ mod tests {
     }
 
     #[test]
-    fn best_of_passes_at_n_only_and_a_suffix_never() {
+    fn best_of_passes_at_n_only_and_a_suffix_when_it_is_empty_only() {
         assert!(parse(json!("a"), json!({"n": 2, "best_of": 2})).is_ok());
         assert!(parse(json!("a"), json!({"n": 2, "best_of": 3})).is_err());
+        for none in [json!(""), json!(null)] {
+            assert!(parse(json!("a"), json!({"suffix": none})).is_ok());
+        }
         assert_eq!(parse(json!("a"), json!({"suffix": "x"})).expect_err("suffix").param.as_deref(), Some("suffix"));
     }
 }

@@ -126,7 +126,8 @@ fn part(further: Value) -> Value {
 }
 
 fn chat_message() -> Value {
-    let fields = json!({"role": {"enum": openai::chat::ROLES}, "content": content(json!({}))});
+    let fields =
+        json!({"role": {"enum": openai::chat::ROLES}, "content": content(unserved(&openai::chat::UNSERVED_OF_PART))});
     object(&["role", "content"], joined([fields, unserved(&openai::chat::UNSERVED_OF_MESSAGE)]))
 }
 
@@ -164,7 +165,8 @@ fn completion(bounds: &Bounds) -> Value {
         "logprobs": integer(&LOGPROBS),
         "best_of": best_of,
     });
-    let mut completion = object(&["model", "prompt"], joined([openai_common(bounds), own]));
+    let mut completion =
+        object(&["model", "prompt"], joined([openai_common(bounds), own, unserved(&openai::completions::UNSERVED)]));
     completion["dependentSchemas"] = only_with("stream_options", "stream");
     completion
 }
