@@ -188,6 +188,18 @@ fn every_stray_byte_is_a_character_to_the_text_offsets() {
 }
 
 #[test]
+fn prompts_that_no_queue_holds_are_blamed_on_the_field_that_is_too_many() {
+    let server = Binary::tiny(&[]);
+    for (prompts, n, param) in
+        [(33, 1, "prompt"), (33, 2, "prompt"), (20, 2, "n"), (1, 33, "n"), (1_025, 1, "prompt"), (20, 100, "n")]
+    {
+        let body = json!({"model": "tiny", "prompt": vec!["a"; prompts], "n": n, "max_tokens": 1});
+        let answer = post(server.address, "/v1/completions", &body);
+        assert_eq!((answer.status, answer.json()["error"]["param"].as_str()), (400, Some(param)), "{}", answer.text());
+    }
+}
+
+#[test]
 fn a_bad_line_of_a_key_file_is_named_by_its_number_and_a_comment_has_a_line_of_its_own() {
     let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("regression-keys");
     std::fs::write(&file, "# the team\n\nkeyone\nkeytwo  # comment\n").expect("a file");

@@ -58,9 +58,10 @@ pub async fn completions(service: &Service, _: &HttpRequest, body: Bytes) -> Res
     let sequences = prompts.len() * common.n;
     if sequences > MAX_SEQUENCES {
         let text = format!("{} prompts with n = {} are more than {MAX_SEQUENCES} answers", prompts.len(), common.n);
-        return Err(ApiError::about(Code::InvalidValue, "n", text));
+        let field = if prompts.len() > MAX_SEQUENCES { "prompt" } else { "n" };
+        return Err(ApiError::about(Code::InvalidValue, field, text));
     }
-    fits_the_queue(&service.engine, sequences)?;
+    fits_the_queue(&service.engine, prompts.len(), common.n)?;
     let envelope = envelope(service, "cmpl-", common.delivery);
     let name = envelope.id.clone();
     let max_new_tokens = max_tokens.map_or(COMPLETION_TOKENS, |limit| limit.tokens);

@@ -96,7 +96,7 @@ pub fn launch(
         .map(check)
         .collect::<Result<_, _>>()
         .map_err(|e| ApiError::validation(&e, plan.names.prompt, plan.names.max_tokens))?;
-    fits_the_queue(engine, requests.len())?;
+    fits_the_queue(engine, 1, requests.len())?;
     let permits = engine.try_permits(requests.len());
     let permits = permits.ok_or_else(|| ApiError::queue_full(engine.permits().limit()))?;
     let choices = requests.iter().map(ValidRequest::id).zip(decoders);
@@ -121,17 +121,17 @@ pub fn launch(
     Ok(SessionGuard(session))
 }
 
-/// Whether a request of so many answers can ever be queued.
+/// Whether a request of so many prompts with `n` answers each can ever be queued.
 ///
 /// # Errors
 /// The waiting queue is shorter.
-pub fn fits_the_queue(engine: &EngineHandle, answers: usize) -> Result<(), ApiError> {
-    let limit = engine.permits().limit();
+pub fn fits_the_queue(engine: &EngineHandle, prompts: usize, n: usize) -> Result<(), ApiError> {
+    let (limit, answers) = (engine.permits().limit(), prompts * n);
     if answers <= limit {
         return Ok(());
     }
     let text = format!("the request asks for {answers} answers, the waiting queue holds {limit}");
-    Err(ApiError::about(Code::InvalidValue, "n", text))
+    Err(ApiError::about(Code::InvalidValue, if prompts > limit { "prompt" } else { "n" }, text))
 }
 
 impl Session {
