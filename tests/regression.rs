@@ -200,6 +200,54 @@ fn prompts_that_no_queue_holds_are_blamed_on_the_field_that_is_too_many() {
 }
 
 #[test]
+fn a_refusal_repeats_no_more_than_the_beginning_of_a_long_name() {
+    let server = Binary::tiny(&[]);
+    let long = "x".repeat(20_000);
+    for answer in [
+        get(server.address, &format!("/{long}")),
+        get(server.address, &format!("/v1/models/{long}")),
+        send(server.address, "PUT", &format!("/v1/models/{long}"), &[], &[]).response(),
+        post(server.address, "/v1/completions", &json!({"model": long, "prompt": "a"})),
+        post(server.address, "/v1/generate", &json!({"prompt": "a", &*long: 1})),
+        post(
+            server.address,
+            "/v1/chat/completions",
+            &json!({"model": "tiny", "messages": [{"role": "user", "content": [{"type": long}]}]}),
+        ),
+    ] {
+        let text = answer.text();
+        assert!(
+            answer.status >= 400 && text.len() < 1_000 && text.contains("xxx…"),
+            "{}: {} bytes",
+            answer.status,
+            text.len()
+        );
+    }
+}
+
+#[test]
+fn a_refused_preflight_has_the_error_body_of_its_path() {
+    let server = Binary::tiny(&["server.cors_origins=[\"https://good.example.org\"]"]);
+    let ask = |path: &str, origin: &str, method: &str| {
+        let headers = [("origin", origin), ("access-control-request-method", method)];
+        send(server.address, "OPTIONS", path, &headers, &[]).response()
+    };
+    for (path, id, code) in [
+        ("/v1/completions", "x-request-id", "/error/code"),
+        ("/v1/messages", "request-id", "/error/details/error_code"),
+        ("/v1/generate", "x-request-id", "/error/code"),
+    ] {
+        for (origin, method) in [("https://bad.example.org", "POST"), ("https://good.example.org", "DELETE")] {
+            let answer = ask(path, origin, method);
+            assert_eq!((answer.status, answer.header("access-control-allow-origin")), (400, None), "{path} {origin}");
+            assert!(answer.header(id).is_some_and(|id| id.starts_with("req_")), "{path} {origin}");
+            assert_eq!(answer.json().pointer(code), Some(&json!("invalid_value")), "{path} {origin}");
+        }
+        assert_eq!(ask(path, "https://good.example.org", "POST").status, 200);
+    }
+}
+
+#[test]
 fn a_bad_line_of_a_key_file_is_named_by_its_number_and_a_comment_has_a_line_of_its_own() {
     let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("regression-keys");
     std::fs::write(&file, "# the team\n\nkeyone\nkeytwo  # comment\n").expect("a file");

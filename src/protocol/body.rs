@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::errors::{ApiError, Code};
+use super::errors::{ApiError, Code, beginning};
 
 /// Characters of a stop string at most.
 pub const MAX_STOP_CHARS: usize = 1_024;
@@ -193,7 +193,7 @@ impl Body {
         match self.fields.keys().next() {
             None => Ok(()),
             Some(name) => {
-                let path = self.path(name);
+                let path = self.path(&beginning(name));
                 Err(ApiError::about(Code::UnknownParameter, path.clone(), format!("unknown parameter {path}")))
             }
         }
@@ -310,7 +310,7 @@ fn unique_fields<'de, A: MapAccess<'de>>(mut access: A) -> Result<Map<String, Va
     let mut fields = Map::new();
     while let Some((name, Unique(value))) = access.next_entry::<String, Unique>()? {
         if fields.contains_key(&name) {
-            return Err(A::Error::custom(format_args!("field {name} stands there twice")));
+            return Err(A::Error::custom(format_args!("field {} stands there twice", beginning(&name))));
         }
         fields.insert(name, value);
     }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::body::{Body, wrong_type};
-use super::errors::{ApiError, Code};
+use super::errors::{ApiError, Code, beginning};
 
 /// The text of `content`; `extras` reads what a part has besides its type and its text.
 ///
@@ -21,7 +21,7 @@ pub fn text(content: Value, path: &str, extras: fn(&mut Body) -> Result<(), ApiE
         let kind = body.require("type", kind)?;
         if kind != "text" {
             let path = body.path("type");
-            let text = format!("{path} is {kind}, which is not supported; send parts of type text");
+            let text = format!("{path} is {}, which is not supported; send parts of type text", beginning(&kind));
             return Err(ApiError::about(Code::UnsupportedParameter, path, text));
         }
         let text = body.string("text")?;

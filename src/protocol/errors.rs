@@ -1,5 +1,6 @@
 //! What a client is told when its request is not served: one error, rendered in the body of each dialect.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use actix_web::http::{StatusCode, header};
@@ -44,6 +45,17 @@ impl ErrorDialect {
             Self::Native | Self::Openai => "x-request-id",
             Self::Anthropic => "request-id",
         }
+    }
+}
+
+/// Characters of a client's own text that a refusal repeats at most.
+const QUOTED_CHARACTERS: usize = 200;
+
+/// What a refusal repeats of a text of the client, such as a path or the name of a field: all of it unless it is long.
+pub fn beginning(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(QUOTED_CHARACTERS) {
+        None => Cow::Borrowed(text),
+        Some((at, _)) => Cow::Owned(format!("{}…", &text[..at])),
     }
 }
 

@@ -1,5 +1,6 @@
 //! What every request passes before its body is read as a dialect: the key, the content type, the size and the time it may take.
 
+use actix_cors::CorsError;
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{Payload, ServiceRequest, ServiceResponse};
 use actix_web::http::header;
@@ -9,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 
 use super::Service;
-use crate::protocol::errors::{ApiError, Code, ErrorDialect};
+use crate::protocol::errors::{ApiError, Code, ErrorDialect, beginning};
 
 /// Turns an error into the response of the path's dialect and counts the request as refused: the engine has not been given it.
 pub fn refuse(service: &Service, request: &HttpRequest, refusal: &ApiError) -> HttpResponse {
@@ -39,6 +40,24 @@ pub async fn authorise(
         return Ok(request.into_response(response));
     }
     Ok(next.call(request).await?.map_into_boxed_body())
+}
+
+/// Gives the refusal of another site's preflight, which the library writes as bare text, the body of the path's dialect.
+///
+/// # Errors
+/// Those of the services inside.
+pub async fn explain_preflight(
+    service: web::Data<Service>,
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<BoxBody>, Error> {
+    let response = next.call(request).await?;
+    let Some(error) = response.response().error().and_then(Error::as_error::<CorsError>) else {
+        return Ok(response.map_into_boxed_body());
+    };
+    let text = format!("this page may not call the server: {error}; see server.cors_origins");
+    let refused = refuse(&service, response.request(), &ApiError::new(Code::InvalidValue, text));
+    Ok(response.into_response(refused))
 }
 
 /// The keys that a request presents: some clients always send both headers, one of them with a placeholder.
@@ -99,7 +118,10 @@ fn plain(request: &HttpRequest) -> Result<(), ApiError> {
     if given.as_bytes().eq_ignore_ascii_case(b"identity") {
         return Ok(());
     }
-    let text = format!("the content encoding is {}; send the body as it is", given.to_str().unwrap_or("unreadable"));
+    let text = format!(
+        "the content encoding is {}; send the body as it is",
+        beginning(given.to_str().unwrap_or("unreadable"))
+    );
     Err(ApiError::new(Code::UnsupportedMediaType, text))
 }
 
@@ -110,6 +132,6 @@ fn json_type(request: &HttpRequest) -> Result<(), ApiError> {
     if essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json")) {
         return Ok(());
     }
-    let text = format!("the content type is {essence}; send application/json");
+    let text = format!("the content type is {}; send application/json", beginning(&essence));
     Err(ApiError::new(Code::UnsupportedMediaType, text))
 }

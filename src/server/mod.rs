@@ -31,7 +31,7 @@ use crate::config::Config;
 use crate::model::chat_template::ChatTemplate;
 use crate::model::tokenizer::{SpecialText, Tokenizer};
 use crate::protocol::choice::{Pieces, Vocabulary};
-use crate::protocol::errors::{ApiError, Code};
+use crate::protocol::errors::{ApiError, Code, beginning};
 use crate::telemetry::metrics::Metrics;
 
 pub use run::{Ending, serve};
@@ -102,7 +102,8 @@ impl Service {
         if named == self.config.model.id {
             return Ok(());
         }
-        let text = format!("the model `{named}` does not exist; this server has `{}`", self.config.model.id);
+        let (named, own) = (beginning(named), &self.config.model.id);
+        let text = format!("the model `{named}` does not exist; this server has `{own}`");
         Err(ApiError::about(Code::ModelNotFound, "model", text))
     }
 }

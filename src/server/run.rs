@@ -17,7 +17,7 @@ use super::listen::{self, FLUSH_SECONDS};
 use super::respond::{answering, telling};
 use super::{Service, WorkerHub, anthropic, connection, generate, intake, models, openai, openapi, status, tools};
 use crate::config::Origins;
-use crate::protocol::errors::{ApiError, Code};
+use crate::protocol::errors::{ApiError, Code, beginning};
 
 /// How serving ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +48,7 @@ pub async fn serve(service: web::Data<Service>, ready: impl FnOnce(SocketAddr)) 
             .app_data(web::Data::new(WorkerHub::default()))
             .wrap(middleware::from_fn(intake::authorise))
             .wrap(cors(&origins))
+            .wrap(middleware::from_fn(intake::explain_preflight))
             .wrap(middleware::from_fn(connection::hold_unread_body))
             .configure(routes)
             .configure(crate::web::configure)
@@ -226,7 +227,8 @@ fn reading() -> Route {
 /// A path with its methods; others get 405 with the methods that are allowed.
 fn resource(path: &str, method: &'static str, route: Route) -> Resource {
     let refused = move |request: HttpRequest, service: web::Data<Service>| async move {
-        let text = format!("{} takes {method}, not {}", request.path(), request.method());
+        let text =
+            format!("{} takes {method}, not {}", beginning(request.path()), beginning(request.method().as_str()));
         let mut response = intake::refuse(&service, &request, &ApiError::new(Code::MethodNotAllowed, text));
         response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static(method));
         response
@@ -236,6 +238,6 @@ fn resource(path: &str, method: &'static str, route: Route) -> Resource {
 
 async fn not_found(request: HttpRequest, service: web::Data<Service>) -> HttpResponse {
     let hint = if request.method() == Method::GET { "; see /health" } else { "" };
-    let text = format!("there is no {}{hint}", request.path());
+    let text = format!("there is no {}{hint}", beginning(request.path()));
     intake::refuse(&service, &request, &ApiError::new(Code::NotFound, text))
 }
