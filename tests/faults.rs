@@ -209,7 +209,7 @@ fn kept_alive(address: SocketAddr) -> TcpStream {
 
 #[test]
 fn slow_heads_and_slow_bodies_end_at_their_timers() {
-    let server = Binary::tiny(&["server.header_timeout_ms=500", "server.body_timeout_ms=500"]);
+    let server = Binary::tiny(&["server.header_timeout_ms=1000", "server.body_timeout_ms=500"]);
     let start = Instant::now();
     let mut stream = TcpStream::connect(server.address).expect("connected");
     let mut writer = stream.try_clone().expect("a second handle");

@@ -194,7 +194,7 @@ fn server(f: &mut Fields) -> ServerConfig {
         tls: tls(f),
         body_limit_bytes: f.size("server.body_limit_bytes", 4_194_304, 1_024..=1_073_741_824),
         body_timeout: millis(f, "server.body_timeout_ms", 30_000, 100..=3_600_000),
-        header_timeout: millis(f, "server.header_timeout_ms", 10_000, 100..=3_600_000),
+        header_timeout: header_timeout(f),
         keep_alive: millis(f, "server.keep_alive_ms", 75_000, 0..=3_600_000),
         write_timeout: millis(f, "server.write_timeout_ms", 30_000, 1_000..=3_600_000),
         sse_keep_alive: millis(f, "server.sse_keep_alive_ms", 15_000, 10..=3_600_000),
@@ -202,6 +202,20 @@ fn server(f: &mut Fields) -> ServerConfig {
         fatal_linger: millis(f, "server.fatal_linger_ms", 1_000, 0..=60_000),
         drain_deadline: millis(f, "server.drain_deadline_ms", 30_000, 0..=3_600_000),
     }
+}
+
+/// The HTTP library counts this time from a clock that it reads every 500 ms: a deadline may come half a second early.
+fn header_timeout(f: &mut Fields) -> Duration {
+    const KEY: &str = "server.header_timeout_ms";
+    let time = millis(f, KEY, 10_000, 0..=3_600_000);
+    if time < Duration::from_millis(1_000) {
+        let text = format!(
+            "{KEY} is {}, it must be at least 1000: the HTTP library's clock may be 500 ms late, and good requests would be refused",
+            time.as_millis()
+        );
+        f.reject(KEY, text);
+    }
+    time
 }
 
 fn tls(f: &mut Fields) -> Option<TlsFiles> {

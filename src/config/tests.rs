@@ -80,6 +80,17 @@ fn everything_that_is_wrong_is_reported_at_once_with_its_line() {
 }
 
 #[test]
+fn a_time_for_heads_below_the_clock_of_the_http_library_is_refused_with_the_reason() {
+    for (given, refused) in [("0", true), ("100", true), ("999", true), ("1000", false)] {
+        let found = problems(&format!("[server]\nheader_timeout_ms = {given}\n"), &[]).concat();
+        assert_eq!(!found.is_empty(), refused, "{given}: {found}");
+        let reason =
+            format!("line 2: server.header_timeout_ms is {given}, it must be at least 1000: the HTTP library's clock");
+        assert!(!refused || found.starts_with(&reason), "{found}");
+    }
+}
+
+#[test]
 fn a_syntax_error_does_not_hide_the_other_errors() {
     let found = problems("[kv]\npages = = 4\n[limits]\nmax_queue = -1\n", &[]);
     assert!(found.iter().any(|p| p.starts_with("line 2: ")), "{found:?}");
