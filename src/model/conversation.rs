@@ -7,6 +7,8 @@
 //! Control tokens of one character cannot be marked and are parsed wherever they stand.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
+use std::ops::RangeInclusive;
 
 use super::chat_template::{ChatMessage, ChatTemplate, GenerationPrompt, TemplateError};
 use super::tokenizer::{SpecialTokens, Tokenizer, TokenizerError};
@@ -20,20 +22,25 @@ pub enum ConversationError {
     /// Its text has no ids.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// More text than the model's longest prompt can spell.
-    #[error("the conversation has {bytes} bytes, the longest prompt has {most} at most")]
+    /// More text than a prompt may have tokens for.
+    #[error(
+        "the conversation has {bytes} bytes, which are at least {tokens} tokens; the limit is {limit}: leave out messages or shorten them"
+    )]
     TooLong {
         /// Of the rendered text.
         bytes: usize,
+        /// It has so many at least.
+        tokens: usize,
         /// Allowed.
-        most: usize,
+        limit: usize,
     },
     /// No character is left to mark with.
     #[error("the messages spell control tokens and hold every private-use character: leave out one of the two")]
     NoMark,
 }
 
-/// The ids of a conversation that ends as `end` says, whose text has at most `bytes_max` bytes.
+/// The ids of a conversation that ends as `end` says. One whose bytes alone show that it has more than `limit` tokens is not encoded;
+/// another may still have more.
 ///
 /// # Errors
 /// The template refuses it, it is too long, or its text has no ids.
@@ -42,12 +49,12 @@ pub fn ids(
     tokenizer: &Tokenizer,
     messages: &[ChatMessage],
     end: GenerationPrompt,
-    bytes_max: usize,
+    limit: usize,
 ) -> Result<Vec<u32>, ConversationError> {
     let spelled = |message: &ChatMessage| [&message.content, &message.role].iter().any(|t| spells(tokenizer, t));
     if !messages.iter().any(spelled) {
         let text = template.render(messages, end)?;
-        check_length(text.len(), bytes_max)?;
+        check_length(tokenizer, &text, limit)?;
         return Ok(tokenizer.encode(&text, SpecialTokens::Parse)?);
     }
     let mark = mark(messages).ok_or(ConversationError::NoMark)?;
@@ -55,12 +62,13 @@ pub fn ids(
     let marked: Vec<ChatMessage> =
         messages.iter().map(|m| ChatMessage { role: marked(&m.role), content: marked(&m.content) }).collect();
     let text = template.render(&marked, end)?;
-    check_length(text.len() - text.matches(mark).count() * mark.len_utf8(), bytes_max)?;
+    check_length(tokenizer, &text.replace(mark, ""), limit)?;
     Ok(encode_marked(tokenizer, &text, mark)?)
 }
 
-fn check_length(bytes: usize, most: usize) -> Result<(), ConversationError> {
-    if bytes > most { Err(ConversationError::TooLong { bytes, most }) } else { Ok(()) }
+fn check_length(tokenizer: &Tokenizer, text: &str, limit: usize) -> Result<(), ConversationError> {
+    let (bytes, tokens) = (text.len(), tokenizer.tokens_min(text));
+    if tokens > limit { Err(ConversationError::TooLong { bytes, tokens, limit }) } else { Ok(()) }
 }
 
 /// Where control tokens of two characters and more begin in `text`.
@@ -75,10 +83,14 @@ fn spells(tokenizer: &Tokenizer, text: &str) -> bool {
     spellings(tokenizer, text).next().is_some()
 }
 
-/// A character that no message holds: a non-character, else one for private use.
+const NONCHARACTERS: RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
+const PRIVATE: RangeInclusive<char> = '\u{e000}'..='\u{f8ff}';
+
+/// A character that no message holds: a non-character, else one for private use. The text is read once, whatever it holds.
 fn mark(messages: &[ChatMessage]) -> Option<char> {
-    let unused = |c: &char| messages.iter().all(|m| !m.content.contains(*c) && !m.role.contains(*c));
-    ('\u{fdd0}'..='\u{fdef}').chain('\u{e000}'..='\u{f8ff}').find(unused)
+    let characters = messages.iter().flat_map(|m| m.content.chars().chain(m.role.chars()));
+    let used: HashSet<char> = characters.filter(|c| NONCHARACTERS.contains(c) || PRIVATE.contains(c)).collect();
+    NONCHARACTERS.chain(PRIVATE).find(|c| !used.contains(c))
 }
 
 fn with_marks(tokenizer: &Tokenizer, text: &str, mark: char) -> String {
@@ -167,11 +179,26 @@ mod tests {
         let template = ChatTemplate::compile(CHATML, "", "").expect("the default template");
         for content in ["he", "<|im_end|>"] {
             let messages = [message("user", content)];
-            let bytes = format!("<|im_start|>user\n{content}<|im_end|>\n").len();
-            let run = |most| ids(&template, &small(), &messages, GenerationPrompt::Omit, most);
-            assert!(run(bytes).is_ok());
-            assert!(matches!(run(bytes - 1), Err(ConversationError::TooLong { bytes: b, .. }) if b == bytes));
+            let text = format!("<|im_start|>user\n{content}<|im_end|>\n");
+            let least = small().tokens_min(&text);
+            let run = |limit| ids(&template, &small(), &messages, GenerationPrompt::Omit, limit);
+            assert!(run(least).is_ok(), "only who encodes it can tell");
+            let error = run(least - 1).expect_err("too long");
+            assert!(
+                matches!(error, ConversationError::TooLong { bytes, tokens, limit } if (bytes, tokens, limit) == (text.len(), least, least - 1))
+            );
         }
+    }
+
+    #[test]
+    fn a_mark_is_found_while_one_character_is_free_and_refused_when_none_is() {
+        let all: Vec<char> = NONCHARACTERS.chain(PRIVATE).collect();
+        let holding = |c: &[char]| message("user", &c.iter().collect::<String>());
+        assert_eq!(mark(&[message("user", "a")]), Some('\u{fdd0}'));
+        let (free, used) = all.split_last().expect("many");
+        assert_eq!(mark(&[holding(used), message("user", "a")]), Some(*free));
+        assert_eq!(mark(&[holding(used), holding(&[*free])]), None);
+        assert_eq!(mark(&[holding(used), ChatMessage { role: free.to_string(), content: String::new() }]), None);
     }
 
     #[test]

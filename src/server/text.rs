@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use actix_web::web;
 use bytes::Bytes;
+use tokio::sync::Semaphore;
 
 use super::Service;
 use crate::actors::session::messages::SessionFailure;
@@ -16,6 +17,8 @@ use crate::protocol::native::Prompt;
 
 /// Bytes of a body or a text that a worker reads or encodes itself: well under a millisecond.
 const IN_PLACE_BYTES: usize = 4_096;
+/// Long inputs that are worked on at once; the others wait. An encoder takes a few hundred bytes for each byte of such a text.
+static LONG_WORK: Semaphore = Semaphore::const_new(8);
 /// Bytes that a template puts around a message, roughly.
 const MARKS_BYTES: usize = 32;
 
@@ -36,34 +39,39 @@ pub async fn parsed<T: Send + 'static>(
 /// # Errors
 /// The text has no ids.
 pub async fn prompt(service: &Service, prompt: Prompt, field: &'static str) -> Result<Arc<[u32]>, ApiError> {
-    let (tokenizer, length) = (service.tokenizer.clone(), length(service, &prompt, field)?);
-    off_the_worker(length, move || ids(&tokenizer, prompt, field)).await
+    let mut one = prompts(service, vec![prompt], field).await?;
+    one.pop().ok_or_else(|| ApiError::about(Code::InvalidValue, field, format!("{field} is empty: send a text or ids")))
 }
 
-/// The ids of the prompts of one request, in order; where they are encoded depends on their length together.
+/// The ids of the prompts of one request, in order; where they are encoded depends on their length together. All are short enough by their
+/// bytes alone before the first one is encoded.
 ///
 /// # Errors
-/// One has no ids.
+/// One has no ids, or too many by its bytes alone.
 pub async fn prompts(
     service: &Service,
     prompts: Vec<Prompt>,
     field: &'static str,
 ) -> Result<Vec<Arc<[u32]>>, ApiError> {
-    let tokenizer = service.tokenizer.clone();
-    let lengths: Vec<usize> = prompts.iter().map(|p| length(service, p, field)).collect::<Result<_, _>>()?;
-    let encode = move || prompts.into_iter().map(|p| ids(&tokenizer, p, field)).collect();
-    off_the_worker(lengths.iter().sum(), encode).await
+    let (tokenizer, limit) = (service.tokenizer.clone(), service.engine.limits().max_prompt_tokens);
+    let length = prompts.iter().map(|p| if let Prompt::Text(text) = p { text.len() } else { 0 }).sum();
+    let encode = move || {
+        prompts.iter().try_for_each(|p| check_length(&tokenizer, p, limit, field))?;
+        prompts.into_iter().map(|p| ids(&tokenizer, p, field)).collect()
+    };
+    off_the_worker(length, encode).await
 }
 
-/// Bytes of a prompt that are to be encoded.
-fn length(service: &Service, prompt: &Prompt, field: &'static str) -> Result<usize, ApiError> {
-    let Prompt::Text(text) = prompt else { return Ok(0) };
-    let (length, tokens) = (text.len(), service.engine.limits().max_prompt_tokens);
-    if length > service.tokenizer.bytes_max(tokens) {
-        let text = format!("{field} has {length} bytes, more than the {tokens} tokens of the longest prompt can spell");
+/// Refuses a text that has too many tokens by its bytes alone.
+fn check_length(tokenizer: &Tokenizer, prompt: &Prompt, limit: usize, field: &'static str) -> Result<(), ApiError> {
+    let Prompt::Text(text) = prompt else { return Ok(()) };
+    let (bytes, tokens) = (text.len(), tokenizer.tokens_min(text));
+    if tokens > limit {
+        let text =
+            format!("{field} has {bytes} bytes, which are at least {tokens} tokens; the limit is {limit}: shorten it");
         return Err(ApiError::about(Code::ContextLengthExceeded, field, text));
     }
-    Ok(length)
+    Ok(())
 }
 
 fn ids(tokenizer: &Tokenizer, prompt: Prompt, field: &'static str) -> Result<Arc<[u32]>, ApiError> {
@@ -81,7 +89,7 @@ fn ids(tokenizer: &Tokenizer, prompt: Prompt, field: &'static str) -> Result<Arc
 /// The template refuses the conversation.
 pub async fn chat(service: &Service, turns: Vec<ChatMessage>, end: GenerationPrompt) -> Result<Arc<[u32]>, ApiError> {
     let (tokenizer, template) = (service.tokenizer.clone(), service.template.clone());
-    let most = tokenizer.bytes_max(service.engine.limits().max_prompt_tokens);
+    let limit = service.engine.limits().max_prompt_tokens;
     let length = chat_bytes(&turns);
     let encode = move || {
         let refused = |e: ConversationError| {
@@ -89,7 +97,7 @@ pub async fn chat(service: &Service, turns: Vec<ChatMessage>, end: GenerationPro
             let code = if too_long { Code::ContextLengthExceeded } else { Code::InvalidValue };
             ApiError::about(code, "messages", e.to_string())
         };
-        let ids = conversation::ids(&template, &tokenizer, &turns, end, most);
+        let ids = conversation::ids(&template, &tokenizer, &turns, end, limit);
         ids.map(Arc::from).map_err(refused)
     };
     off_the_worker(length, encode).await
@@ -100,7 +108,7 @@ fn chat_bytes(turns: &[ChatMessage]) -> usize {
     turns.iter().map(|turn| turn.role.len() + turn.content.len() + MARKS_BYTES).sum()
 }
 
-/// Runs `work` here when its input is `length` bytes and that is short, else on a thread of its own.
+/// Runs `work` here when its input is `length` bytes and that is short, else on a thread of its own, a few at a time.
 ///
 /// # Errors
 /// The work's, or the server is shutting down.
@@ -111,7 +119,9 @@ pub async fn off_the_worker<T: Send + 'static>(
     if length <= IN_PLACE_BYTES {
         return work();
     }
-    web::block(work).await.map_err(|_| ApiError::from(&SessionFailure::Draining))?
+    let draining = || ApiError::from(&SessionFailure::Draining);
+    let _turn = LONG_WORK.acquire().await.map_err(|_| draining())?;
+    web::block(work).await.map_err(|_| draining())?
 }
 
 #[cfg(test)]

@@ -67,8 +67,22 @@ pub(super) struct Bpe {
     /// Finds user-defined tokens only and has no control token at all.
     as_text: tokenizers::Tokenizer,
     adds_bos: bool,
-    keeps_every_byte: bool,
+    survivors: Survivors,
 }
+
+/// Bytes of a text that its tokens stand for, however it is cut.
+enum Survivors {
+    /// Those that have a token of their own; others may be dropped.
+    WithToken(Box<[bool; 256]>),
+    /// All of the text in normal form C, and every byte has a token.
+    Normalized,
+    /// Nothing is known: normal form C may make bytes that are dropped.
+    Unknown,
+}
+
+/// Normal form C makes of a text no less than a byte for each ASCII character and a quarter of the bytes of the others; the most that it
+/// takes is 5 bytes of 7, from iota with two marks.
+const NORMALIZED_SHARE: usize = 4;
 
 impl Bpe {
     /// Builds both encoders; `kinds` has one entry a token.
@@ -94,9 +108,14 @@ impl Bpe {
         let adds_bos = metadata.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(pre == PreTokenizer::Llama3);
         let normal = tokens.iter().zip(kinds).filter(|(_, kind)| **kind == Kind::Normal);
         let bytes: HashSet<Vec<u8>> = normal.filter_map(|(token, _)| byte_level::bytes_of(token)).collect();
-        let single = bytes.iter().filter(|bytes| bytes.len() == 1).count();
-        let keeps_every_byte = pre != PreTokenizer::Qwen2 && single == 256;
-        Ok(Self { parsing, as_text, adds_bos, keeps_every_byte })
+        let mut single = Box::new([false; 256]);
+        bytes.iter().filter(|bytes| bytes.len() == 1).for_each(|bytes| single[usize::from(bytes[0])] = true);
+        let survivors = match (pre, single.iter().all(|&has| has)) {
+            (PreTokenizer::Qwen2, true) => Survivors::Normalized,
+            (PreTokenizer::Qwen2, false) => Survivors::Unknown,
+            _ => Survivors::WithToken(single),
+        };
+        Ok(Self { parsing, as_text, adds_bos, survivors })
     }
 
     pub(super) fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, TokenizerError> {
@@ -108,9 +127,16 @@ impl Bpe {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Whether the tokens of a text stand for all of its bytes: no normaliser changes them, and every byte has a token of its own.
-    pub(super) fn keeps_every_byte(&self) -> bool {
-        self.keeps_every_byte
+    /// Bytes that the tokens of `text` stand for, at least.
+    pub(super) fn bytes_min(&self, text: &str) -> usize {
+        match &self.survivors {
+            Survivors::WithToken(kept) => text.bytes().filter(|&byte| kept[usize::from(byte)]).count(),
+            Survivors::Normalized => {
+                let ascii = text.bytes().filter(u8::is_ascii).count();
+                ascii + (text.len() - ascii) / NORMALIZED_SHARE
+            }
+            Survivors::Unknown => 0,
+        }
     }
 
     /// Whether a plain prompt begins with the beginning-of-sequence token.
@@ -157,4 +183,49 @@ fn checked_merges(merges: &[String], tokens: &[String], kinds: &[Kind]) -> Resul
             .ok_or_else(|| TokenizerError::Broken(format!("the merge {merge:?} does not join two tokens to a third")))
     };
     merges.iter().map(checked).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use tokenizers::normalizers::NFD;
+    use tokenizers::{NormalizedString, Normalizer};
+
+    use super::*;
+
+    fn normalized(normalizer: &impl Normalizer, text: &str) -> String {
+        let mut text = NormalizedString::from(text);
+        normalizer.normalize(&mut text).expect("it normalises");
+        text.get().to_owned()
+    }
+
+    /// Every character of the first three planes; those above have no normal forms.
+    #[test]
+    fn normal_form_c_takes_no_more_from_a_text_than_is_assumed() {
+        let all: Vec<(char, String)> =
+            ('\0'..'\u{30000}').map(|c| (c, normalized(&NFD, c.encode_utf8(&mut [0; 4])))).collect();
+        // The longest spelling of each character that has no decomposition: itself, or one that decomposes to it alone.
+        let mut longest: HashMap<char, usize> = HashMap::new();
+        for (c, decomposed) in &all {
+            let mut parts = decomposed.chars();
+            if let (Some(part), None) = (parts.next(), parts.next()) {
+                let bytes = longest.entry(part).or_insert(part.len_utf8());
+                *bytes = c.len_utf8().max(*bytes);
+            }
+        }
+        let spelled = |decomposed: &str| decomposed.chars().map(|part| longest[&part]).sum::<usize>();
+        // What a character has to be worth: the ASCII ones that it may come from are counted whole, the others by their share.
+        let share = |part: char| if part.is_ascii() { NORMALIZED_SHARE.max(longest[&part]) } else { longest[&part] };
+        let mut composed = 0;
+        for (c, decomposed) in &all {
+            assert!(c.len_utf8() <= spelled(decomposed), "{c:?} is no longer than what it decomposes to");
+            if normalized(&NFC, c.encode_utf8(&mut [0; 4])) == c.to_string() {
+                let worth = decomposed.chars().map(share).sum::<usize>();
+                assert!(worth <= NORMALIZED_SHARE * c.len_utf8(), "{c:?} may come from more");
+                composed += usize::from(decomposed.chars().count() > 1);
+            }
+        }
+        assert!(composed > 11_000, "{composed}");
+    }
 }

@@ -6,11 +6,13 @@
 
 mod bpe;
 mod byte_level;
+mod controls;
 pub(super) mod table;
 
 use std::sync::Arc;
 
 use bpe::Bpe;
+use controls::Controls;
 use table::TokenTable;
 
 use super::detokenizer::{self, Detokenizer};
@@ -63,12 +65,9 @@ struct Inner {
     eos: Arc<[u32]>,
     /// Stands before a prompt when the model asks for it.
     bos: Option<u32>,
-    /// Spellings of control tokens, the longest first.
-    controls: Vec<(String, u32)>,
-    /// First bytes of these.
-    control_begins: Vec<u8>,
-    /// No token stands for more bytes than this, and no text has fewer bytes than its tokens: absent where that is not so.
-    bytes_per_token_max: Option<usize>,
+    controls: Controls,
+    /// No token of a text stands for more bytes than this, at least 1.
+    bytes_per_token_max: usize,
     /// What templates call `bos_token` and `eos_token`.
     bos_text: String,
     eos_text: String,
@@ -113,16 +112,10 @@ impl Tokenizer {
         let eos_ids = ends.iter().copied().chain(by_name).collect();
         let text = |id: Option<u32>| id.map_or_else(String::new, |id| tokens[id as usize].clone());
         let control = |id: &u32| kinds[*id as usize] == table::Kind::Control && !tokens[*id as usize].is_empty();
-        let mut controls: Vec<_> =
-            (0..tokens.len() as u32).filter(control).map(|id| (tokens[id as usize].clone(), id)).collect();
-        controls.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
-        let mut control_begins: Vec<u8> = controls.iter().map(|(text, _)| text.as_bytes()[0]).collect();
-        control_begins.sort_unstable();
-        control_begins.dedup();
+        let controls = (0..tokens.len() as u32).filter(control).map(|id| (tokens[id as usize].clone(), id));
         Ok(Self(Arc::new(Inner {
-            control_begins,
-            controls,
-            bytes_per_token_max: encoder.keeps_every_byte().then(|| table.longest()),
+            controls: Controls::new(controls.collect()),
+            bytes_per_token_max: table.longest().max(1),
             bos: bos.filter(|_| encoder.adds_bos()),
             encoder: Encoder::Bpe(Box::new(encoder)),
             table: Arc::new(table),
@@ -136,9 +129,8 @@ impl Tokenizer {
     pub fn bytes(vocab: usize) -> Self {
         Self(Arc::new(Inner {
             encoder: Encoder::Bytes,
-            controls: Vec::new(),
-            control_begins: Vec::new(),
-            bytes_per_token_max: Some(1),
+            controls: Controls::new(Vec::new()),
+            bytes_per_token_max: 1,
             table: Arc::new(TokenTable::bytes(vocab)),
             eos: Arc::new([]),
             bos: None,
@@ -201,15 +193,17 @@ impl Tokenizer {
 
     /// The longest control token that `text` begins with: its length in bytes and its id.
     pub fn control_at(&self, text: &str) -> Option<(usize, u32)> {
-        text.as_bytes().first().filter(|first| self.0.control_begins.contains(first))?;
-        let found = self.0.controls.iter().find(|(spelling, _)| text.starts_with(spelling.as_str()));
-        found.map(|(spelling, id)| (spelling.len(), *id))
+        self.0.controls.at(text)
     }
 
-    /// A text of more bytes than this has more than `tokens` tokens. Without a bound where the tokenizer changes or drops bytes:
-    /// nothing follows from a length there.
-    pub fn bytes_max(&self, tokens: usize) -> usize {
-        self.0.bytes_per_token_max.map_or(usize::MAX, |most| most.saturating_mul(tokens))
+    /// Tokens that `text` has at least, in a fraction of the time that `encode` takes: so many are needed for the bytes that no step of
+    /// the encoding takes away.
+    pub fn tokens_min(&self, text: &str) -> usize {
+        let bytes = match &self.0.encoder {
+            Encoder::Bpe(bpe) => bpe.bytes_min(text),
+            Encoder::Bytes => text.len(),
+        };
+        bytes.div_ceil(self.0.bytes_per_token_max)
     }
 
     /// Whether text hides this token.

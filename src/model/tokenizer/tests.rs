@@ -52,19 +52,38 @@ fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> String {
 }
 
 #[test]
-fn a_text_over_the_bound_has_more_tokens_than_were_allowed() {
-    let t = small();
-    assert_eq!(t.bytes_max(3), 3 * "<|endoftext|>".len());
+fn a_text_has_no_fewer_tokens_than_its_bytes_need() {
+    let pre = |name: &str| replaced("tokenizer.ggml.pre", Value::String(name.to_owned()));
+    // As the default model: a byte without a token, which is dropped, is part of no count.
+    let without_x = |mut file: GgufFile| {
+        for (key, value) in &mut file.metadata {
+            if let ("tokenizer.ggml.tokens", Value::Array(Array::String(tokens))) = (key.as_str(), value) {
+                tokens.iter_mut().filter(|token| *token == "x").for_each(|token| token.push_str("xx"));
+            }
+        }
+        file
+    };
+    let files = [pre("smollm"), pre("qwen2"), without_x(pre("smollm")), without_x(pre("qwen2"))];
     let mut random = crate::planner::seeded::Seeded::new(1);
-    for _ in 0..300 {
-        let pieces = ["<|endoftext|>", "[tool]", "hell", " w", "😀", "x", "\u{e9}", "\0"];
-        let text: String = (0..random.below(9)).map(|_| pieces[random.below(pieces.len())]).collect();
-        let tokens = t.encode(&text, SpecialTokens::Parse).unwrap().len();
-        assert!(text.len() <= t.bytes_max(tokens), "{text:?}");
+    for tokenizer in files.map(|file| tokenizer_of(&file).expect("a sound vocabulary")) {
+        for _ in 0..500 {
+            // The last ones are shorter in normal form C.
+            let pieces =
+                ["<|endoftext|>", "[tool]", "hell", " w", "😀", "x", "\0", "\u{1fbe}\u{308}\u{301}", "K\u{327}"];
+            let text: String = (0..random.below(40)).map(|_| pieces[random.below(pieces.len())]).collect();
+            for special in [SpecialTokens::Parse, SpecialTokens::AsText] {
+                let tokens = tokenizer.encode(&text, special).unwrap().len();
+                assert!(tokenizer.tokens_min(&text) <= tokens, "{text:?}: {tokens} tokens");
+            }
+        }
     }
-    let with_gap = replaced("tokenizer.ggml.pre", Value::String("qwen2".to_owned()));
-    assert_eq!(tokenizer_of(&with_gap).unwrap().bytes_max(3), usize::MAX, "a normaliser may take bytes away");
-    assert_eq!(Tokenizer::bytes(320).bytes_max(7), 7);
+    let min = |file: GgufFile, text: &str| tokenizer_of(&file).unwrap().tokens_min(text);
+    let (longest, text) = ("<|endoftext|>".len(), "word x ".repeat(1_000));
+    assert_eq!(min(pre("smollm"), &text), 7_000usize.div_ceil(longest));
+    assert_eq!(min(without_x(pre("smollm")), &text), 6_000usize.div_ceil(longest));
+    assert_eq!(min(pre("qwen2"), &text), 7_000usize.div_ceil(longest), "ASCII stays in any normal form");
+    assert_eq!(min(without_x(pre("qwen2")), &text), 0, "nothing is known");
+    assert_eq!(Tokenizer::bytes(320).tokens_min(&text), 7_000);
 }
 
 #[test]
