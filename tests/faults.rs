@@ -24,6 +24,7 @@ fn long(overrides: &[&str]) -> Binary {
 }
 
 /// About a kilobyte an event.
+/// With 20 alternatives a token; one body holds 49,932 of those, a stream any number.
 fn long_answer(tokens: usize) -> Value {
     json!({"prompt": "abc", "max_tokens": tokens, "ignore_eos": true, "logprobs": 20})
 }
@@ -142,7 +143,7 @@ fn a_client_whose_host_vanished_is_noticed_while_it_streams_and_while_it_waits()
     for path in ["/v1/generate/stream", "/v1/generate"] {
         let cancelled = stats(server.address)["cancelled_requests"].as_u64().expect("a number");
         let vanishing = narrow(server.address);
-        (&vanishing).write_all(&request(path, &long_answer(60_000))).expect("sent");
+        (&vanishing).write_all(&request(path, &long_answer(45_000))).expect("sent");
         until("it is resident", || stats(server.address)["active_requests"] == 1);
         // From here on the client's system drops whatever arrives, unanswered, as if its cable were cut.
         vanishing.attach_filter(&[socket2::SockFilter::new(6, 0, 0, 0)]).expect("a filter");
@@ -155,7 +156,7 @@ fn a_client_whose_host_vanished_is_noticed_while_it_streams_and_while_it_waits()
 fn a_client_that_closes_its_half_has_left() {
     let server = long(&[]);
     let half = narrow(server.address);
-    (&half).write_all(&request("/v1/generate", &long_answer(60_000))).expect("sent");
+    (&half).write_all(&request("/v1/generate", &long_answer(45_000))).expect("sent");
     until("it is resident", || stats(server.address)["active_requests"] == 1);
     half.shutdown(std::net::Shutdown::Write).expect("half closed");
     until("its request is cancelled", || stats(server.address)["cancelled_requests"] == 1 && idle(server.address));

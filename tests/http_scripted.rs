@@ -551,13 +551,17 @@ fn get_or_gone(address: std::net::SocketAddr) -> Option<u16> {
 
 #[test]
 fn a_stream_whose_text_is_held_back_gets_comments_while_its_tokens_come() {
-    // Three of four tokens of this vocabulary have no text, so that silences of many tokens are common.
+    // The answer's beginning is the beginning of a stop string, which it leaves at its fortieth token.
     let script = Script { step_time: Duration::from_millis(10), ..Script::default() };
     let server = Scripted::start(script, &["server.sse_keep_alive_ms=30"]);
-    let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 200, "stream": true, "temperature": 0});
-    let stream = post(server.address, "/v1/chat/completions", &body);
+    let stop = text_of(&fake::expected(&[97, 98, 99], 40)) + "!";
+    let body =
+        json!({"model": "tiny", "prompt": "abc", "max_tokens": 60, "stream": true, "temperature": 0, "stop": stop});
+    let stream = post(server.address, "/v1/completions", &body).text();
+    let begins = stream.find("data:").expect("an answer");
     // Seen: every token put the comment off, shown or not.
-    assert!(stream.text().contains(": keep-alive"), "{}", stream.text());
+    assert!(stream[..begins].contains(": keep-alive"), "{stream}");
+    assert!(stream.contains("data: [DONE]"), "{stream}");
 }
 
 #[test]
