@@ -4,7 +4,6 @@
 mod common;
 mod engine_support;
 mod http_support;
-#[allow(dead_code)] // these tests end no server
 #[path = "http_support/scripted.rs"]
 mod scripted;
 

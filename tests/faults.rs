@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use http_support::binary::Binary;
 use http_support::client::{get, post, send};
-use http_support::until;
+use http_support::{at_rest, until};
 use serde_json::{Value, json};
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -31,11 +31,6 @@ fn long_answer(tokens: usize) -> Value {
 
 fn stats(address: SocketAddr) -> Value {
     get(address, "/stats").json()
-}
-
-fn idle(address: SocketAddr) -> bool {
-    let stats = stats(address);
-    stats["active_requests"] == 0 && stats["queued_requests"] == 0 && stats["kv_pages_used"] == 0
 }
 
 fn answers(address: SocketAddr) -> bool {
@@ -113,7 +108,7 @@ fn a_client_that_reads_one_byte_a_second_is_cut_within_bounded_memory_and_delays
         assert!(answers(server.address), "others are served meanwhile");
         std::thread::sleep(Duration::from_secs(1));
     }
-    until("the cut", || stats(server.address)["cancelled_requests"] == 1 && idle(server.address));
+    until("the cut", || stats(server.address)["cancelled_requests"] == 1 && at_rest(server.address));
     let log = server.log.lock().expect("no panic").clone();
     assert!(log.contains("cut: the client reads too slowly"), "{log}");
     let grown = resident(server.id()).saturating_sub(before);
@@ -132,7 +127,7 @@ fn a_client_that_never_reads_is_cut_off_its_request_cancelled_and_its_connection
     until("it is inside", || stats(server.address)["accepted_requests"] == 2);
     let client = held.local_addr().expect("a local address").as_socket_ipv4().expect("an IPv4 address").port();
     assert!(serves(server.address.port(), client), "its socket is open");
-    until("the cut", || stats(server.address)["cancelled_requests"] == 1 && idle(server.address));
+    until("the cut", || stats(server.address)["cancelled_requests"] == 1 && at_rest(server.address));
     until("its socket is closed", || !serves(server.address.port(), client));
     assert!(answers(server.address));
 }
@@ -148,7 +143,7 @@ fn a_client_whose_host_vanished_is_noticed_while_it_streams_and_while_it_waits()
         // From here on the client's system drops whatever arrives, unanswered, as if its cable were cut.
         vanishing.attach_filter(&[socket2::SockFilter::new(6, 0, 0, 0)]).expect("a filter");
         until("its request is cancelled", || stats(server.address)["cancelled_requests"] == cancelled + 1);
-        until("every page is back", || idle(server.address));
+        until("every page is back", || at_rest(server.address));
     }
 }
 
@@ -159,7 +154,7 @@ fn a_client_that_closes_its_half_has_left() {
     (&half).write_all(&request("/v1/generate", &long_answer(45_000))).expect("sent");
     until("it is resident", || stats(server.address)["active_requests"] == 1);
     half.shutdown(std::net::Shutdown::Write).expect("half closed");
-    until("its request is cancelled", || stats(server.address)["cancelled_requests"] == 1 && idle(server.address));
+    until("its request is cancelled", || stats(server.address)["cancelled_requests"] == 1 && at_rest(server.address));
 }
 
 #[test]

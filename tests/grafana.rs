@@ -3,7 +3,6 @@
 
 mod engine_support;
 mod http_support;
-#[allow(dead_code)] // these tests wait for no end
 #[path = "http_support/scripted.rs"]
 mod scripted;
 

@@ -4,7 +4,6 @@
 mod engine_support;
 mod http_support;
 #[path = "http_support/scripted.rs"]
-#[allow(dead_code)] // these tests end no server
 mod scripted;
 
 use std::io::{Read, Write};

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use http_support::binary::Binary;
 use http_support::client::{Response, get, post, send_json};
-use http_support::until;
+use http_support::{at_rest, until};
 use serde_json::{Value, json};
 
 /// A server of this test's own.
@@ -30,11 +30,6 @@ fn chat(question: &str, fields: Value) -> Value {
 
 fn stats(server: &Binary) -> Value {
     get(server.address, "/stats").json()
-}
-
-fn settled(server: &Binary) -> bool {
-    let stats = stats(server);
-    stats["active_requests"] == 0 && stats["queued_requests"] == 0 && stats["kv_pages_used"] == 0
 }
 
 fn content(response: &Response) -> String {
@@ -119,7 +114,7 @@ fn clients_that_leave_at_any_time_leave_nothing_behind() {
             stats["prefilling_requests"] == 1 && stats["last_prefill_batch_tokens"] == 16
         });
         drop(request);
-        until("everything is back", || settled(&server));
+        until("everything is back", || at_rest(server.address));
     }
     // Mid-stream and mid-answer.
     let mut stream = send_json(
@@ -130,7 +125,7 @@ fn clients_that_leave_at_any_time_leave_nothing_behind() {
     stream.head();
     stream.read_events(4);
     drop(stream);
-    until("the stream is out", || settled(&server));
+    until("the stream is out", || at_rest(server.address));
     let steps = |stats: Value| stats["decode_steps"].as_u64().unwrap();
     let before = steps(stats(&server));
     let unary =
@@ -138,7 +133,7 @@ fn clients_that_leave_at_any_time_leave_nothing_behind() {
     until("its answer is under way", || steps(stats(&server)) > before + 2);
     drop(unary);
     until("all are cancelled", || stats(&server)["cancelled_requests"] == 4);
-    until("everything is back", || settled(&server));
+    until("everything is back", || at_rest(server.address));
     let again = post(server.address, "/v1/generate", &json!({"prompt": "The sky is", "max_tokens": 12})).json();
     assert_eq!(again, alone, "the same bits after all of that");
 }
@@ -150,7 +145,7 @@ fn a_burst_under_pressure_is_served_or_refused_and_every_page_is_back() {
     // Set-up traffic, counted apart.
     assert_eq!(post(server.address, "/v1/generate", &body).status, 200);
     // The client has its answer before the account has closed it.
-    until("the set-up traffic is accounted for", || settled(&server));
+    until("the set-up traffic is accounted for", || at_rest(server.address));
     let before = stats(&server);
     let burst: Vec<_> = (0..24).map(|_| send_json(server.address, "/v1/generate", &body)).collect();
     let responses: Vec<_> = burst.into_iter().map(|p| p.response()).collect();
@@ -160,7 +155,7 @@ fn a_burst_under_pressure_is_served_or_refused_and_every_page_is_back() {
     assert!(!ok.is_empty() && !refused.is_empty());
     assert!(refused.iter().all(|r| r.header("retry-after").is_some()));
     assert!(ok.iter().all(|r| r.json()["token_ids"] == ok[0].json()["token_ids"]), "one prompt has one answer");
-    until("everything is back", || settled(&server));
+    until("everything is back", || at_rest(server.address));
     let stats = stats(&server);
     assert_eq!(stats["queue_peak"], 4);
     assert!(stats["kv_pages_peak"].as_u64().unwrap() <= 32);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use crucible::server::Ending;
 use engine_support::fake::{self, Fault, Script};
 use http_support::client::{get, post, send, send_json};
-use http_support::until;
+use http_support::{at_rest, until};
 use scripted::Scripted;
 use serde_json::{Value, json};
 
@@ -23,12 +23,6 @@ fn text_of(ids: &[u32]) -> String {
 
 fn stats(server: &Scripted) -> Value {
     get(server.address, "/stats").json()
-}
-
-/// Everything is back: nobody inside, every page free.
-fn settled(server: &Scripted) -> bool {
-    let stats = stats(server);
-    stats["active_requests"] == 0 && stats["queued_requests"] == 0 && stats["kv_pages_used"] == 0
 }
 
 #[test]
@@ -142,7 +136,7 @@ fn a_stop_string_ends_the_answer_before_itself_and_counts_its_tokens_once() {
         .filter_map(|(_, d)| serde_json::from_str::<Value>(d).unwrap()["text"].as_str().map(String::from))
         .collect();
     assert_eq!(json!(streamed), whole["text"]);
-    until("the sequences end", || settled(&server));
+    until("the sequences end", || at_rest(server.address));
     let stats = stats(&server);
     assert_eq!(stats["completed_requests"], 2);
     assert_eq!(stats["aggregate_tokens_generated"], json!(2 * tokens), "the overrun is not counted");
@@ -285,7 +279,7 @@ fn a_client_that_hangs_up_is_out_at_once_unary_or_streaming_before_its_first_tok
     drop((unary, streaming));
     script.hold.store(false, Ordering::Release);
     until("both are cancelled", || stats(&server)["cancelled_requests"] == 2);
-    until("everything is back", || settled(&server));
+    until("everything is back", || at_rest(server.address));
     assert_eq!(stats(&server)["completed_requests"], 0);
 }
 
@@ -299,7 +293,7 @@ fn a_client_that_hangs_up_mid_stream_is_counted_once_and_its_pages_are_back() {
     stream.read_events(3);
     drop(stream);
     until("it is cancelled", || stats(&server)["cancelled_requests"] == 1);
-    until("everything is back", || settled(&server));
+    until("everything is back", || at_rest(server.address));
     assert_eq!(stats(&server)["accepted_requests"], 1);
 }
 
@@ -313,7 +307,7 @@ fn a_client_that_does_not_read_is_cut_and_cancelled() {
     });
     let unread = send_json(server.address, "/v1/completions", &body);
     until("it is cut", || stats(&server)["cancelled_requests"].as_u64().unwrap() > 100);
-    until("everything is back", || settled(&server));
+    until("everything is back", || at_rest(server.address));
     drop(unread);
 }
 
@@ -336,7 +330,7 @@ fn a_burst_over_the_queue_is_answered_at_once_with_429_and_everything_is_back_af
     let texts: std::collections::HashSet<String> =
         responses.iter().filter(|r| r.status == 200).map(|r| r.json()["text"].to_string()).collect();
     assert_eq!(texts.len(), 1, "one prompt has one text");
-    until("everything is back", || settled(&server));
+    until("everything is back", || at_rest(server.address));
     let stats = stats(&server);
     assert_eq!(stats["queue_peak"], 4);
     assert!(stats["kv_pages_peak"].as_u64().unwrap() <= 32);
@@ -374,7 +368,7 @@ fn metrics_are_conserved_at_every_scrape_under_load() {
         scrapes.fetch_add(1, Ordering::AcqRel);
     }
     load.into_iter().for_each(|t| t.join().unwrap());
-    until("everything is back", || settled(&server));
+    until("everything is back", || at_rest(server.address));
     let last = get(address, "/metrics").text();
     check_conservation(&last, &value);
     assert_eq!(value(&last, "crucible_running_requests"), 0.0);
@@ -572,7 +566,7 @@ fn a_logit_that_is_not_finite_fails_its_request_only() {
     let response = post(server.address, "/v1/generate", &body);
     assert_eq!((response.status, response.json()["error"]["code"].as_str()), (500, Some("non_finite_logits")));
     assert_eq!(post(server.address, "/v1/generate", &body).status, 200);
-    until("everything is back", || settled(&server));
+    until("everything is back", || at_rest(server.address));
     assert_eq!(stats(&server)["failed_requests"], 1);
 }
 

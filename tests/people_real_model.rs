@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use http_support::binary::Binary;
 use http_support::client::{get, send_json};
-use http_support::until;
+use http_support::{at_rest, until};
 use serde_json::{Value, json};
 
 const STORY: &str = "Tell me a very long story about a dragon and a knight";
@@ -23,11 +23,6 @@ fn server() -> Binary {
 
 fn stats(server: &Binary) -> Value {
     get(server.address, "/stats").json()
-}
-
-fn at_rest(server: &Binary) -> bool {
-    let stats = stats(server);
-    stats["active_requests"] == 0 && stats["queued_requests"] == 0 && stats["kv_pages_used"] == 0
 }
 
 #[actix_web::test]
@@ -73,7 +68,7 @@ async fn the_page_chats_shows_probabilities_answers_the_same_again_and_stands_be
         stats["active_requests"] == 1 && stats["cancelled_requests"] == 1
     });
     drop(other);
-    until("every page is back", || at_rest(&server) && stats(&server)["cancelled_requests"] == 2);
+    until("every page is back", || at_rest(server.address) && stats(&server)["cancelled_requests"] == 2);
     browser.wait("document.querySelector('#pages').textContent === '0 of 1024'").await;
     assert_eq!(browser.complaints, Vec::<String>::new());
     assert_eq!(stats(&server)["failed_requests"], 0);

@@ -8,7 +8,6 @@
 mod engine_support;
 mod http_support;
 #[path = "http_support/scripted.rs"]
-#[allow(dead_code)] // the script itself is not needed here
 mod scripted;
 mod tmux;
 

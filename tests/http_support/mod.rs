@@ -5,7 +5,10 @@
 pub mod binary;
 pub mod client;
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+
+use client::get;
 
 /// Waits until `done`, at most a minute.
 pub fn until(what: &str, mut done: impl FnMut() -> bool) {
@@ -14,4 +17,10 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
         assert!(start.elapsed() < Duration::from_secs(60), "{what} did not happen within a minute");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Whether nobody is inside a server and every page is back.
+pub fn at_rest(address: SocketAddr) -> bool {
+    let stats = get(address, "/stats").json();
+    stats["active_requests"] == 0 && stats["queued_requests"] == 0 && stats["kv_pages_used"] == 0
 }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::http_support::binary::Binary;
 use crate::http_support::client::{get, send};
-use crate::http_support::until;
+use crate::http_support::{at_rest, until};
 
 /// Requests of the fuzzer that is here, per operation.
 const CASES: usize = 120;
@@ -244,10 +244,7 @@ fn no_request_made_from_the_document_valid_or_broken_ends_in_a_500() {
         // A fuzzer that is always refused, or never, tests little.
         assert!(of(200) >= CASES / 20 && of(400) >= CASES / 20, "{path}: {statuses:?}");
     }
-    until("everything is back", || {
-        let stats = get(server.address, "/stats").json();
-        stats["active_requests"] == 0 && stats["queued_requests"] == 0 && stats["kv_pages_used"] == 0
-    });
+    until("everything is back", || at_rest(server.address));
     assert_eq!(get(server.address, "/stats").json()["failed_requests"], 0);
     assert_eq!(get(server.address, "/health").status, 200);
 }
