@@ -128,12 +128,12 @@ fn what_a_completion_refuses(checks: &mut Checks, server: &Scripted) {
     refuse("logprobs of a completion are at most 20", text(json!({"logprobs": 21})), INVALID, "logprobs");
     refuse("echo is a boolean", text(json!({"echo": 1})), INVALID, "echo");
     let many: Vec<String> = (0..1025).map(|n| n.to_string()).collect();
-    refuse("there are at most 1024 answers", text(json!({"prompt": many})), INVALID, "n");
+    refuse("there are at most 1024 answers", text(json!({"prompt": many})), INVALID, "prompt");
     let some: Vec<&str> = vec!["a"; 200];
-    refuse("there are no more answers than the queue holds", text(json!({"prompt": some})), INVALID, "n");
+    refuse("there are no more answers than the queue holds", text(json!({"prompt": some})), INVALID, "prompt");
     let mut some = vec!["a".to_owned(); 199];
     some.push("x".repeat(17_000));
-    refuse("they are counted before any is encoded", text(json!({"prompt": some})), INVALID, "n");
+    refuse("they are counted before any is encoded", text(json!({"prompt": some})), INVALID, "prompt");
     let full = vec![1; 16_380];
     refuse(
         "a prompt that leaves no room for 16 is named",
