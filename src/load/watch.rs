@@ -196,6 +196,18 @@ pub fn commit() -> Option<String> {
     Some(if clean { head } else { format!("{head}+changes") })
 }
 
+/// The server's /stats once nothing is inside and no page is out, or as they are after `wait`; `None` when it has none.
+pub fn at_rest(target: &Target, wait: Duration) -> Option<Value> {
+    let deadline = Instant::now() + wait;
+    loop {
+        let stats = target.json("/stats")?;
+        if PageCheck::between(&stats, &stats)?.passed() || Instant::now() >= deadline {
+            return Some(stats);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// The page check at the end of a run: waits until the server is idle and compares its pool with the beginning.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PageCheck {

@@ -20,7 +20,7 @@ use crate::load::job::{Job, Outcome, Record};
 use crate::load::open::{self, Mix};
 use crate::load::oracle::Verification;
 use crate::load::report::{Check, ClientFacts};
-use crate::load::watch::{Observed, PageCheck, counter};
+use crate::load::watch::{Observed, PageCheck, at_rest, counter};
 
 use self::judge::judge;
 use self::memory::memory_is_flat;
@@ -273,7 +273,8 @@ impl SoakRun<'_> {
     fn window(&self, traffic: impl FnOnce() -> (Option<Round>, Verification)) -> Window {
         let target = self.setup.renderer.target();
         let t_s = self.memory.seconds();
-        let before = target.json("/stats");
+        // What the traffic before this window has left inside, such as requests whose client went away, belongs to that.
+        let before = at_rest(target, IDLE_WAIT);
         let (round, verification) = traffic();
         let pages = PageCheck::after(target, before.as_ref(), IDLE_WAIT);
         let server = ServerGrowth::between(before.as_ref(), target.json("/stats").as_ref());
