@@ -289,7 +289,7 @@ fn what_is_typed(checks: &mut Checks, pane: &Pane, server: &Binary) {
         close_settings(pane);
         pane.write("Too much?");
         pane.press(&["Enter"]);
-        pane.wait_until("the words of the server", |screen| tmux::said(screen).contains("(status 400)"));
+        pane.wait_until("the words of the server", |screen| tmux::said(screen).contains("status 400)"));
         pane.wait("› Too much?");
         pane.press(&["C-u"]);
         open_setting(pane, "max_tokens");
