@@ -3,7 +3,8 @@
 //! Three classes: decode (every row one token, all wanted) has a graph per batch size, made at start; a single prefill row has at most
 //! `singleton` graphs with least-recently-used eviction; any other shape at most `packed`, 0 by default because real traffic rarely
 //! repeats a packed shape. Prefill shapes are recorded when they come a second time. A failed recording is remembered: that shape runs
-//! eagerly from then on.
+//! eagerly for as long as it keeps coming. Shapes without a graph, seen once or failed, are forgotten past `REMEMBERED_MAX`, the one
+//! used longest ago first.
 
 use std::collections::HashMap;
 
@@ -64,17 +65,25 @@ pub struct GraphCache<G = Graph> {
     entries: HashMap<PassShape, (u64, Entry<G>)>,
     clock: u64,
     counts: [GraphCounts; 3],
-    /// Entries that are only remembered.
-    seen: usize,
+    /// Entries without a graph.
+    remembered: usize,
 }
 
-/// Shapes that are remembered without a graph, a class: bounds the memory of traffic that never repeats.
-const SEEN_MAX: usize = 1024;
+/// Shapes that are remembered without a graph, in all classes together: bounds the memory of traffic that never repeats and of a driver
+/// that refuses every recording.
+const REMEMBERED_MAX: usize = 1024;
+
+impl<G> Entry<G> {
+    /// Whether it holds a graph, and does not only remember a shape.
+    fn is_ready(&self) -> bool {
+        matches!(self, Self::Ready(_))
+    }
+}
 
 impl<G> GraphCache<G> {
     /// An empty cache.
     pub fn new(limits: GraphLimits) -> Self {
-        Self { limits, entries: HashMap::new(), clock: 0, counts: Default::default(), seen: 0 }
+        Self { limits, entries: HashMap::new(), clock: 0, counts: Default::default(), remembered: 0 }
     }
 
     /// Counts since the start, by class.
@@ -112,13 +121,14 @@ impl<G> GraphCache<G> {
                 *used = clock;
                 Decision::Replay
             }
-            Some((_, Entry::Failed)) => Decision::Eager,
+            Some((used, Entry::Failed)) => {
+                *used = clock;
+                Decision::Eager
+            }
             Some((_, Entry::Seen)) => Decision::Record,
             None if class == GraphClass::Decode => Decision::Record,
             None => {
-                self.forget_oldest_seen();
-                self.entries.insert(*shape, (clock, Entry::Seen));
-                self.seen += 1;
+                self.put(shape, Entry::Seen);
                 Decision::Eager
             }
         };
@@ -139,23 +149,30 @@ impl<G> GraphCache<G> {
         self.get(shape)
     }
 
-    fn forget_oldest_seen(&mut self) {
-        let seen = |entry: &Entry<G>| matches!(entry, Entry::Seen);
-        if self.seen < SEEN_MAX {
-            return;
-        }
-        let oldest = self.entries.iter().filter(|(_, (_, e))| seen(e)).min_by_key(|(_, (used, _))| *used);
-        if let Some(shape) = oldest.map(|(shape, _)| *shape) {
-            self.entries.remove(&shape);
-            self.seen -= 1;
+    fn forget_oldest_remembered(&mut self) {
+        let remembered = self.entries.iter().filter(|(_, (_, entry))| !entry.is_ready());
+        if let Some(shape) = remembered.min_by_key(|(_, (used, _))| *used).map(|(shape, _)| *shape) {
+            self.take(&shape);
         }
     }
 
-    /// Replaces an entry, whatever it was.
-    fn put(&mut self, shape: &PassShape, entry: Entry<G>) {
-        if let Some((_, Entry::Seen)) = self.entries.insert(*shape, (self.clock, entry)) {
-            self.seen -= 1;
+    /// Removes an entry, whatever it was.
+    fn take(&mut self, shape: &PassShape) {
+        if let Some((_, entry)) = self.entries.remove(shape) {
+            self.remembered -= usize::from(!entry.is_ready());
         }
+    }
+
+    /// Replaces an entry, whatever it was; what only remembers a shape makes room among its like.
+    fn put(&mut self, shape: &PassShape, entry: Entry<G>) {
+        self.take(shape);
+        if !entry.is_ready() {
+            if self.remembered >= REMEMBERED_MAX {
+                self.forget_oldest_remembered();
+            }
+            self.remembered += 1;
+        }
+        self.entries.insert(*shape, (self.clock, entry));
     }
 
     /// Keeps a recorded graph, making room in its class.
@@ -164,17 +181,17 @@ impl<G> GraphCache<G> {
         let count = self.count(shape);
         count.captures += 1;
         count.capture_us += capture_us;
-        let ready = |s: &PassShape, e: &Entry<G>| class_of(s) == class && matches!(e, Entry::Ready(_));
+        let ready = |s: &PassShape, e: &Entry<G>| class_of(s) == class && e.is_ready();
         while self.entries.iter().filter(|(s, (_, e))| ready(s, e)).count() >= limit {
             let oldest = self.entries.iter().filter(|(s, (_, e))| ready(s, e)).min_by_key(|(_, (used, _))| *used);
             let Some(oldest) = oldest.map(|(s, _)| *s) else { break };
-            self.entries.remove(&oldest);
+            self.take(&oldest);
             self.count(&oldest).evictions += 1;
         }
         self.put(shape, Entry::Ready(graph));
     }
 
-    /// Remembers that this shape cannot be recorded.
+    /// Remembers that this shape cannot be recorded, until `REMEMBERED_MAX` others have come since it last did.
     pub fn remember_failure(&mut self, shape: &PassShape, capture_us: u64) {
         let count = self.count(shape);
         count.failures += 1;
@@ -193,7 +210,7 @@ impl<G> GraphCache<G> {
     /// Forgets every graph: memory or kernels that they name have changed.
     pub fn clear(&mut self) {
         self.entries.clear();
-        self.seen = 0;
+        self.remembered = 0;
     }
 }
 
@@ -259,6 +276,43 @@ mod tests {
         }
         let all = cache.all_counts();
         assert_eq!((all.failures, all.capture_us, all.replays, all.eager), (1, 7, 0, 5));
+    }
+
+    /// A driver that refuses to record each of these lengths when it comes again.
+    fn refuse(cache: &mut GraphCache<u32>, lens: std::ops::Range<usize>) {
+        for len in lens {
+            while cache.decide(&prefill(len)) != Decision::Record {}
+            cache.remember_failure(&prefill(len), 0);
+        }
+    }
+
+    #[test]
+    fn failures_and_shapes_seen_once_are_bounded_together() {
+        let mut cache = cache();
+        cache.keep(&decode(3), 3, 0);
+        for len in 1..=REMEMBERED_MAX {
+            cache.decide(&prefill(len));
+        }
+        refuse(&mut cache, 10_000..10_000 + 2 * REMEMBERED_MAX);
+        assert_eq!((cache.entries.len(), cache.remembered), (1 + REMEMBERED_MAX, REMEMBERED_MAX));
+        for len in 20_000..20_000 + 2 * REMEMBERED_MAX {
+            cache.decide(&prefill(len));
+        }
+        assert_eq!((cache.entries.len(), cache.remembered), (1 + REMEMBERED_MAX, REMEMBERED_MAX));
+        assert_eq!(cache.get(&decode(3)), Some(&3), "what is remembered never takes the place of a graph");
+        cache.clear();
+        assert_eq!((cache.entries.len(), cache.remembered), (0, 0));
+    }
+
+    #[test]
+    fn a_failure_holds_for_a_shape_that_keeps_coming_and_is_forgotten_of_one_that_does_not() {
+        let mut cache = cache();
+        refuse(&mut cache, 1..3);
+        for len in 10_000..10_000 + REMEMBERED_MAX {
+            cache.decide(&prefill(len));
+            assert_eq!(cache.decide(&prefill(1)), Decision::Eager, "after {len}");
+        }
+        assert_eq!([cache.decide(&prefill(2)), cache.decide(&prefill(2))], [Decision::Eager, Decision::Record]);
     }
 
     #[test]
