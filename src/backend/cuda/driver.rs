@@ -152,23 +152,20 @@ impl Device {
     /// Records the launches that `record` makes into a graph.
     ///
     /// # Errors
-    /// `record`'s, or the driver's: then the stream is out of capture again.
+    /// `record`'s, or the driver's: then the stream is out of capture again, and nothing of the recording is left.
     pub fn capture<E: From<DeviceError>>(self: &Rc<Self>, record: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the device's own stream, not in capture.
         unsafe { result::stream::begin_capture(self.stream, mode) }.map_err(failed("cuStreamBeginCapture"))?;
         let recorded = record();
-        // SAFETY: the stream is in capture; the graph belongs to this function.
-        let ended = unsafe { result::stream::end_capture(self.stream) }.map_err(failed("cuStreamEndCapture"));
+        // SAFETY: the stream is in capture; what it recorded belongs to this function, whatever came of `record`.
+        let ended = unsafe { result::stream::end_capture(self.stream) }.map(Recording);
         recorded?;
-        let graph = ended?;
+        let recording = ended.map_err(failed("cuStreamEndCapture"))?;
         let flags = sys::CUgraphInstantiate_flags_enum::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        // SAFETY: the graph just captured; it is destroyed once instantiated.
-        let executable = unsafe {
-            let executable = result::graph::instantiate(graph, flags).map_err(failed("cuGraphInstantiate"));
-            let _ = result::graph::destroy(graph);
-            executable?
-        };
+        // SAFETY: the graph just recorded.
+        let executable =
+            unsafe { result::graph::instantiate(recording.0, flags) }.map_err(failed("cuGraphInstantiate"))?;
         let graph = Graph { executable, device: Rc::clone(self) };
         // SAFETY: a live executable graph and the device's stream.
         unsafe { result::graph::upload(graph.executable, self.stream) }.map_err(failed("cuGraphUpload"))?;
@@ -278,6 +275,18 @@ pub struct Kernel {
     /// Launches since it was loaded.
     pub launches: Cell<u64>,
     _module: Rc<Module>,
+}
+
+/// A recorded graph, which an instantiated one does not need any longer.
+struct Recording(sys::CUgraph);
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        // SAFETY: this recording alone owns the graph.
+        unsafe {
+            let _ = result::graph::destroy(self.0);
+        }
+    }
 }
 
 /// An instantiated graph.
