@@ -10,6 +10,9 @@ use crate::model::{Geometry, Matrix, ModelWeights, Profile};
 /// Device memory of an instantiated graph, roughly: a few KiB a kernel.
 const GRAPH_BYTES: usize = 1 << 20;
 
+/// Keys that make activations smaller.
+const ACTIVATION_KEYS: &str = "prefill.token_budget or limits.max_batch";
+
 /// Bytes by part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
@@ -23,8 +26,10 @@ pub struct Budget {
     pub activations: usize,
     /// Token rows that they are for.
     pub tokens: usize,
-    /// Graphs.
-    pub graphs: usize,
+    /// Graphs of decode, one a batch size.
+    pub decode_graphs: usize,
+    /// Graphs of prompts, single and packed.
+    pub prompt_graphs: usize,
 }
 
 /// Device bytes of a matrix under a profile.
@@ -54,9 +59,9 @@ pub fn activation_bytes(g: &Geometry, profile: Profile, tokens: usize, slots: us
     4 * (tokens * row + slots * partial)
 }
 
-/// Device bytes of as many graphs as the limits allow, roughly.
-pub fn graph_bytes(limits: &GraphLimits, slots: usize) -> usize {
-    (limits.decode.min(slots) + limits.singleton + limits.packed) * GRAPH_BYTES
+/// Device bytes of as many graphs as the limits allow, roughly: of decode, and of prompts.
+pub fn graph_bytes(limits: &GraphLimits, slots: usize) -> (usize, usize) {
+    (limits.decode.min(slots) * GRAPH_BYTES, (limits.singleton + limits.packed) * GRAPH_BYTES)
 }
 
 const fn mib(bytes: usize) -> usize {
@@ -66,31 +71,57 @@ const fn mib(bytes: usize) -> usize {
 impl Budget {
     /// All parts.
     pub fn total(&self) -> usize {
-        self.weights + self.kv + self.activations + self.graphs
+        self.weights + self.kv + self.activations + self.graphs()
     }
 
-    /// What is needed for what, what is free, and the key to lower. `free` counts what was free before anything was allocated.
-    pub fn explain(&self, free: usize) -> String {
-        let Self { weights, kv, pages, activations, tokens, graphs } = *self;
-        let advice = if weights >= free {
-            "the weights alone do not fit: choose model.profile = \"q8\" or \"int8\", a smaller model, or another executor.device"
-        } else if weights + activations >= free {
-            "lower prefill.token_budget or limits.max_batch"
-        } else if graphs > kv {
-            "lower graphs.max_entries"
-        } else {
-            "lower kv.pages or kv.memory_fraction"
-        };
+    fn graphs(&self) -> usize {
+        self.decode_graphs + self.prompt_graphs
+    }
+
+    /// What to change so that it fits: the fewest keys, the largest part first.
+    fn advice(&self, free: usize) -> String {
+        let page = self.kv / self.pages.max(1);
+        if self.weights >= free {
+            let choice = "choose model.profile = \"q8\" or \"int8\", a smaller model, or another executor.device";
+            return format!("the weights alone do not fit: {choice}");
+        }
+        if self.weights + self.activations + page > free {
+            return format!("lower {ACTIVATION_KEYS}");
+        }
+        let mut parts = [
+            (self.kv - page, "kv.pages or kv.memory_fraction"),
+            (self.prompt_graphs, "graphs.max_entries"),
+            (self.decode_graphs, "limits.max_batch (or turn graphs.decode off)"),
+        ];
+        parts.sort_by_key(|&(bytes, _)| std::cmp::Reverse(bytes));
+        let (mut keys, mut over) = (Vec::new(), self.total().saturating_sub(free));
+        for (bytes, key) in parts {
+            keys.push(key);
+            over = over.saturating_sub(bytes);
+            if over == 0 {
+                break;
+            }
+        }
+        format!("lower {}", keys.join(", and "))
+    }
+
+    fn parts(&self, free: usize) -> String {
+        let Self { weights, kv, pages, activations, tokens, .. } = *self;
         format!(
             "about {} MiB are needed (weights {} MiB, {pages} KV pages {} MiB, activations and logits of {tokens} token rows {} MiB, \
-             graphs {} MiB) and {} MiB are free: {advice}",
+             graphs {} MiB) and {} MiB are free",
             mib(self.total()),
             mib(weights),
             mib(kv),
             mib(activations),
-            mib(graphs),
+            mib(self.graphs()),
             free >> 20
         )
+    }
+
+    /// What is needed for what, what is free, and the keys to lower. `free` counts what was free before anything was allocated.
+    pub fn explain(&self, free: usize) -> String {
+        format!("{}: {}", self.parts(free), self.advice(free))
     }
 
     /// Refuses what cannot fit before anything is allocated.
@@ -98,21 +129,28 @@ impl Budget {
     /// # Errors
     /// The explanation.
     pub fn check(&self, free: usize) -> Result<(), String> {
-        if self.weights + self.kv + self.activations > free { Err(self.explain(free)) } else { Ok(()) }
+        if self.total() > free { Err(self.explain(free)) } else { Ok(()) }
     }
 }
 
-/// Pages that fit into `fraction` of the memory that weights and activations leave of `free`, at most what the slots can use.
+/// Pages that lie, beside the activations, in `fraction` (at most 1) of the memory that weights and graphs leave of `free`; at most what
+/// the slots can use. What it gives passes `check`.
 ///
 /// # Errors
 /// Not one page fits.
 pub fn pages_in(fraction: f64, free: usize, need: &Budget, g: &Geometry, slots: usize) -> Result<usize, String> {
-    let left = free.saturating_sub(need.weights + need.graphs);
+    let left = free.saturating_sub(need.weights + need.graphs());
     let bytes = ((left as f64 * fraction) as usize).saturating_sub(need.activations);
-    match bytes / page_bytes(g) {
-        0 => Err(format!("kv.memory_fraction = {fraction} leaves no room for a KV page: {}", need.explain(free))),
-        pages => Ok(pages.min(slots * g.context.div_ceil(16))),
+    let pages = bytes / page_bytes(g);
+    if pages > 0 {
+        return Ok(pages.min(slots * g.context.div_ceil(16)));
     }
+    let one = Budget { kv: page_bytes(g), pages: 1, ..*need };
+    one.check(free)?;
+    let parts = one.parts(free);
+    Err(format!(
+        "kv.memory_fraction = {fraction} leaves no room for a KV page: {parts}: raise it, or lower {ACTIVATION_KEYS}"
+    ))
 }
 
 #[cfg(test)]
@@ -124,8 +162,8 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     fn budget() -> Budget {
-        let [weights, kv, activations, graphs] = [100, 400, 50, 10].map(|m| m * MIB);
-        Budget { weights, kv, pages: 4096, activations, tokens: 1040, graphs }
+        let [weights, kv, activations, decode_graphs, prompt_graphs] = [100, 400, 50, 4, 6].map(|m| m * MIB);
+        Budget { weights, kv, pages: 4096, activations, tokens: 1040, decode_graphs, prompt_graphs }
     }
 
     #[test]
@@ -145,17 +183,82 @@ mod tests {
         }
         assert!(budget().explain(90 * MIB).contains("model.profile"));
         assert!(budget().explain(120 * MIB).contains("prefill.token_budget"));
-        assert!(Budget { graphs: 500 * MIB, ..budget() }.explain(500 * MIB).contains("graphs.max_entries"));
+    }
+
+    #[test]
+    fn graphs_that_do_not_fit_are_refused_before_anything_is_allocated() {
+        assert!(budget().check(560 * MIB - 1).is_err(), "the other parts alone would fit");
+        let refused = Budget { decode_graphs: 4000 * MIB, ..budget() }.check(1000 * MIB).unwrap_err();
+        assert!(
+            refused.contains("graphs 4006 MiB") && refused.contains("lower limits.max_batch (or turn"),
+            "{refused}"
+        );
+    }
+
+    /// The budget with what the keys of an advice make smaller at its smallest.
+    fn lowered(budget: &Budget, advice: &str) -> Budget {
+        let mut lowered = *budget;
+        if advice.contains("kv.pages") {
+            (lowered.kv, lowered.pages) = (budget.kv / budget.pages, 1);
+        }
+        if advice.contains("graphs.max_entries") {
+            lowered.prompt_graphs = 0;
+        }
+        if advice.contains("graphs.decode") {
+            lowered.decode_graphs = 0;
+        }
+        lowered
+    }
+
+    #[test]
+    fn the_advice_names_the_largest_part_and_no_more_keys_than_make_room() {
+        let keys = |decode: usize, prompts: usize, free: usize| {
+            let budget = Budget { decode_graphs: decode * MIB, prompt_graphs: prompts * MIB, ..budget() };
+            let advice = budget.advice(free * MIB);
+            assert_eq!(lowered(&budget, &advice).check(free * MIB), Ok(()), "{advice}");
+            let names = ["kv.pages", "graphs.max_entries", "limits.max_batch"];
+            let mut found: Vec<_> = names.into_iter().filter_map(|n| Some((advice.find(n)?, n))).collect();
+            found.sort_unstable();
+            found.into_iter().map(|(_, name)| name).collect::<Vec<_>>()
+        };
+        assert_eq!(keys(4, 6, 500), ["kv.pages"]);
+        assert_eq!(keys(4, 600, 1000), ["graphs.max_entries"]);
+        assert_eq!(keys(600, 6, 1000), ["limits.max_batch"]);
+        assert_eq!(keys(300, 500, 500), ["graphs.max_entries", "kv.pages"]);
+        assert_eq!(keys(600, 500, 160), ["limits.max_batch", "graphs.max_entries", "kv.pages"]);
     }
 
     #[test]
     fn a_fraction_takes_what_weights_graphs_and_activations_leave() {
         let g = Shape::Small.geometry();
         let page = page_bytes(&g);
-        let need = Budget { weights: 10 * page, graphs: 0, activations: 5 * page, ..budget() };
+        let none = Budget { kv: 0, pages: 0, decode_graphs: 0, prompt_graphs: 0, ..budget() };
+        let need = Budget { weights: 10 * page, activations: 5 * page, ..none };
         assert_eq!(pages_in(0.5, 50 * page, &need, &g, 16), Ok(15));
+        let graphs = Budget { decode_graphs: 4 * page, prompt_graphs: 6 * page, ..need };
+        assert_eq!(pages_in(0.5, 50 * page, &graphs, &g, 16), Ok(10));
         assert_eq!(pages_in(1.0, 1 << 40, &need, &g, 2), Ok(2 * g.context.div_ceil(16)));
-        assert!(pages_in(0.5, 20 * page, &need, &g, 16).unwrap_err().contains("kv.memory_fraction = 0.5"));
+    }
+
+    #[test]
+    fn what_a_fraction_gives_passes_the_check_and_a_refusal_names_the_key_that_helps() {
+        let g = Shape::Small.geometry();
+        let page = page_bytes(&g);
+        let (weights, activations) = (10 * page, 5 * page);
+        let need = Budget { weights, activations, kv: 0, decode_graphs: 4 * page, prompt_graphs: 6 * page, ..budget() };
+        for free in (0..100 * page).step_by(page / 3) {
+            for fraction in [0.01, 0.3, 0.5, 0.9, 0.95, 1.0] {
+                match pages_in(fraction, free, &need, &g, 16) {
+                    Ok(pages) => assert_eq!(Budget { kv: pages * page, pages, ..need }.check(free), Ok(())),
+                    Err(text) if free < 26 * page => assert!(!text.contains("kv.memory_fraction ="), "{text}"),
+                    Err(text) => {
+                        assert!(text.starts_with("kv.memory_fraction =") && text.contains("raise it"), "{text}")
+                    }
+                }
+            }
+        }
+        let text = pages_in(0.95, 20 * page, &need, &g, 16).unwrap_err();
+        assert!(text.contains("lower graphs.max_entries"), "{text}");
     }
 
     #[test]

@@ -34,7 +34,7 @@ const BACKEND: &str = "cuda";
 pub enum PoolSize {
     /// This many.
     Pages(usize),
-    /// As many as fit into this part of the memory that is free once the weights are there.
+    /// As many as fit, beside the activations, into this part of the memory that weights and graphs leave.
     MemoryFraction(f64),
 }
 
@@ -137,8 +137,8 @@ fn plan_memory(
     let tokens = config.max_step_tokens.max(config.slots);
     let activations =
         budget::activation_bytes(g, profile, tokens, config.slots) + AdjustMemory::bytes(config.slots, g.vocab);
-    let graphs = budget::graph_bytes(&config.graphs, config.slots);
-    let need = Budget { weights, kv: 0, pages: 0, activations, tokens, graphs };
+    let (decode_graphs, prompt_graphs) = budget::graph_bytes(&config.graphs, config.slots);
+    let need = Budget { weights, kv: 0, pages: 0, activations, tokens, decode_graphs, prompt_graphs };
     let pages = match config.pool {
         PoolSize::Pages(pages) => pages,
         PoolSize::MemoryFraction(fraction) => budget::pages_in(fraction, free, &need, g, config.slots)?,
