@@ -61,14 +61,15 @@ fn history(step: &Step, context: usize) -> usize {
     step.rows.iter().filter(|r| r.len > 1).map(end).max().unwrap_or(0)
 }
 
-fn sampling_row(row: &Row, offset: u32, last: bool, adjusted: &AdjustedSlots) -> SelectRow {
+/// How the wanted position `offset` of a row selects. The last one of them becomes the slot's last token.
+fn sampling_row(row: &Row, offset: usize, adjusted: &AdjustedSlots) -> SelectRow {
     let SamplingRow { rule, seed, token_index, choice } = row.sampling;
     let base = SelectRow {
         seed,
-        token_index: token_index.wrapping_add(offset),
+        token_index: token_index.wrapping_add(offset as u32),
         choice,
         slot: row.slot,
-        is_last: u32::from(last),
+        is_last: u32::from(offset + 1 == wanted(row)),
         adjusted: u32::from(row.want == Want::Last && adjusted.has(row.slot)),
         ..SelectRow::default()
     };
@@ -125,7 +126,7 @@ pub fn write(
             expected.push(Expected { request: row.request, first: want, count, logprobs, host_logits });
         }
         for offset in 0..count {
-            let selection = sampling_row(row, offset as u32, offset + 1 == count, adjusted);
+            let selection = sampling_row(row, offset, adjusted);
             put(buffer, layout.sampling + want * size_of::<SelectRow>(), bytemuck::bytes_of(&selection));
             let at = (token + len - count + offset) as u32;
             put(buffer, layout.gather + want * 4, &at.to_le_bytes());
@@ -170,4 +171,64 @@ fn write_bindings(step: &Step, at: usize, buffer: &mut [u8]) -> usize {
 
 fn put(buffer: &mut [u8], at: usize, bytes: &[u8]) {
     buffer[at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::backend::{Adjust, SlotBinding};
+
+    const SAMPLED: Rule = Rule::Sampled { inv_temperature: 0.5, top_k: None, top_p: 1 << 31, min_p: 0.25 };
+
+    fn row(slot: u32, len: u32, want: Want, rule: Rule) -> Row {
+        Row {
+            request: RequestId(u64::from(slot)),
+            slot,
+            start: Start::Host(0),
+            len,
+            input: Input::Tokens,
+            want,
+            sampling: SamplingRow { rule, seed: 9, token_index: 5, choice: 2 },
+            logprobs: None,
+            host_logits: HostLogits::No,
+        }
+    }
+
+    /// How the wanted positions of these rows select, on slots that all have penalties.
+    fn selections(rows: Vec<Row>) -> Vec<SelectRow> {
+        let adjust = Arc::new(Adjust { presence: 1.0, frequency: 0.0, bias: vec![] });
+        let bind = |r: &Row| SlotBinding {
+            slot: r.slot,
+            request: r.request,
+            pages: vec![r.slot],
+            adjust: Some(adjust.clone()),
+        };
+        let (bindings, tokens) = (rows.iter().map(bind).collect(), vec![1; rows.iter().map(|r| r.len as usize).sum()]);
+        let step = Step { id: 1, bindings, rows, tokens };
+        let mut adjusted = AdjustedSlots::new(8);
+        adjusted.follow(&step);
+        let mut buffer = vec![0; 4096];
+        let plan = write(&step, 256, |history| history, |_| 8, &adjusted, &mut buffer);
+        let at = |i: usize| plan.shape.layout().sampling + i * size_of::<SelectRow>();
+        let read = |i: usize| bytemuck::pod_read_unaligned(&buffer[at(i)..at(i + 1)]);
+        (0..plan.shape.wanted).map(read).collect()
+    }
+
+    #[test]
+    fn every_wanted_position_has_its_own_token_index_and_the_last_of_a_row_is_the_slot_s_last_token() {
+        let rows = vec![row(3, 4, Want::Last, SAMPLED), row(1, 7, Want::None, SAMPLED), row(2, 3, Want::All, SAMPLED)];
+        let got = selections(rows);
+        let seen: Vec<_> = got.iter().map(|s| (s.slot, s.token_index, s.is_last, s.adjusted, s.greedy)).collect();
+        assert_eq!(seen, [(3, 5, 1, 1, 0), (2, 5, 0, 0, 0), (2, 6, 0, 0, 0), (2, 7, 1, 0, 0)]);
+        assert!(got.iter().all(|s| (s.seed, s.choice, s.top_p, s.min_p) == (9, 2, 1 << 31, 0.25)));
+    }
+
+    /// What the planner asks of the positions of a scored prompt: the kernel ends after its first look at the logits.
+    #[test]
+    fn a_row_whose_tokens_nobody_reads_is_greedy_at_every_position() {
+        let got = selections(vec![row(2, 3, Want::All, Rule::Greedy), row(4, 1, Want::Last, SAMPLED)]);
+        assert_eq!(got.iter().map(|s| s.greedy).collect::<Vec<_>>(), [1, 1, 1, 0]);
+    }
 }
