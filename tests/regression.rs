@@ -118,6 +118,22 @@ fn penalties_with_a_scored_prompt_are_served_and_the_engine_lives() {
     assert_eq!(get(server.address, "/health").status, 200);
 }
 
+/// Positions of a scored prompt select by the cheapest rule; the answer after them is drawn by the request's own.
+#[test]
+fn a_sampled_answer_is_the_same_when_its_prompt_is_scored() {
+    let server = Binary::tiny(&[]);
+    let body = |echo: bool| {
+        json!({"model": "tiny", "prompt": "a long prompt of many letters, scored in three slices, and then one letter more: x",
+               "max_tokens": 12, "temperature": 1.3, "top_p": 0.95, "seed": 7, "logprobs": 1, "echo": echo})
+    };
+    let answer = |echo: bool| post(server.address, "/v1/completions", &body(echo)).json()["choices"][0].clone();
+    let (scored, plain) = (answer(true), answer(false));
+    let text = |choice: &serde_json::Value| choice["text"].as_str().expect("a text").to_owned();
+    assert!(text(&scored).ends_with(&text(&plain)), "{scored} {plain}");
+    let drawn = plain["logprobs"]["token_logprobs"].as_array().expect("log-probabilities");
+    assert!(!drawn.is_empty() && scored["logprobs"]["token_logprobs"].as_array().expect("scores").ends_with(drawn));
+}
+
 fn failing(arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_crucible")).args(arguments).output().expect("the binary runs");
     assert!(!output.status.success());

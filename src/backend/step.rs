@@ -34,7 +34,8 @@ pub enum Want {
     None,
     /// The last position.
     Last,
-    /// Every position (scoring); position i of the row yields output i. Only the last becomes the slot's last token.
+    /// Every position (scoring); position i of the row yields output i. Only the last becomes the slot's last token. A row whose tokens
+    /// nobody reads asks for `Rule::Greedy`, which costs one look at the logits.
     All,
 }
 

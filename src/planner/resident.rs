@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::admission::{Ended, Outcome, RequestId, ValidRequest};
-use crate::backend::{HostLogits, Input, Row, SamplingRow, SlotBinding, Start, Want};
+use crate::backend::{HostLogits, Input, Row, Rule, SamplingRow, SlotBinding, Start, Want};
 use crate::pages::PageLease;
 
 /// Positions of a slice that scores its prompt: bounds the logits of a step that travel to the host.
@@ -159,16 +159,13 @@ impl Resident {
 
     fn row(&mut self, start: Start, len: u32, input: Input, want: Want) -> Row {
         let spec = self.request.spec();
-        let sampling = SamplingRow {
-            rule: spec.rule,
-            seed: spec.seed,
-            token_index: self.planned_tokens as u32,
-            choice: spec.choice,
+        // Nobody reads what the positions of a scored prompt select, so they get the rule that costs least.
+        let (rule, logprobs, host_logits) = match want {
+            Want::All => (Rule::Greedy, None, HostLogits::Yes),
+            Want::Last | Want::None => (spec.rule, spec.logprobs, HostLogits::No),
         };
-        let (logprobs, host_logits) = match want {
-            Want::All => (None, HostLogits::Yes),
-            Want::Last | Want::None => (spec.logprobs, HostLogits::No),
-        };
+        let sampling =
+            SamplingRow { rule, seed: spec.seed, token_index: self.planned_tokens as u32, choice: spec.choice };
         self.planned_tokens += usize::from(want == Want::Last);
         self.steps_in_flight += 1;
         Row { request: self.id(), slot: self.slot, start, len, input, want, sampling, logprobs, host_logits }

@@ -165,3 +165,26 @@ pub fn logprobs(
     let top = keys.iter().map(|&k| (k as u32, of(k as u32))).collect();
     TokenLogprobs { chosen: of(chosen), top }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::Isa;
+
+    /// Bytes of room that a selection by `rule` took.
+    fn room(rule: Rule) -> usize {
+        let (mut scratch, logits) = (SelectScratch::default(), [0.5, 3.0, -1.0, 3.0]);
+        let sampling = SamplingRow { rule, seed: 1, token_index: 0, choice: 0 };
+        let top = highest(&logits).expect("finite logits");
+        let level = Level::detect(Isa::Scalar).expect("every machine is scalar");
+        select(level, &logits, top, &sampling, 0, &mut scratch);
+        scratch.e.capacity() + scratch.adjusted.capacity() + scratch.ranked.capacity()
+    }
+
+    /// Positions of a scored prompt ask for it: the look that finds the highest logit and whether all are finite is all they cost.
+    #[test]
+    fn a_greedy_row_weighs_and_ranks_nothing() {
+        assert_eq!(room(Rule::Greedy), 0);
+        assert!(room(Rule::Sampled { inv_temperature: 1.0, top_k: None, top_p: 1 << 31, min_p: 0.0 }) > 0);
+    }
+}

@@ -50,6 +50,22 @@ fn a_scored_prompt_yields_its_logits_in_bounded_slices_and_selects_from_its_last
 }
 
 #[test]
+fn only_the_position_whose_token_is_kept_selects_by_the_rule_of_the_request() {
+    let rule = Rule::Sampled { inv_temperature: 0.5, top_k: None, top_p: 1 << 31, min_p: 0.1 };
+    let mut planner = with_specs(64, [RequestSpec { rule, ..scored(40, 2) }, RequestSpec { rule, ..spec(2, 40, 2) }]);
+    let mut seen = Vec::new();
+    for step in 1..=4 {
+        let planned = planner.plan().expect("a step");
+        seen.extend(planned.step.rows.iter().map(|r| (r.request.0, r.want, r.sampling.rule)));
+        let tokens: Vec<_> = planned.step.rows.iter().filter(|r| r.want == Want::Last).map(|r| r.request.0).collect();
+        planner.retire(&retired(step, &tokens));
+    }
+    let of = |id: u64| seen.iter().filter(|s| s.0 == id).map(|s| (s.1, s.2)).collect::<Vec<_>>();
+    assert_eq!(of(1), [(Want::All, Rule::Greedy), (Want::All, Rule::Greedy), (Want::Last, rule), (Want::Last, rule)]);
+    assert_eq!(of(2), [(Want::Last, rule); 2]);
+}
+
+#[test]
 fn scored_prompts_share_the_positions_whose_logits_the_host_has_room_for() {
     let mut planner = with_specs(40, [scored(60, 2), scored(60, 2), scored(60, 2), spec(4, 60, 2)]);
     let mut slices = Vec::new();
