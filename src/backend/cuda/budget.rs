@@ -7,8 +7,10 @@ use super::program::Kind;
 use super::weights::kind_of;
 use crate::model::{Geometry, Matrix, ModelWeights, Profile};
 
-/// Device memory of an instantiated graph, roughly: a few KiB a kernel.
-const GRAPH_BYTES: usize = 1 << 20;
+/// Device memory of an instantiated graph, a little more than was measured: 80 KiB and 21 KiB a layer on an H200.
+const fn one_graph_bytes(layers: usize) -> usize {
+    (96 + 24 * layers) << 10
+}
 
 /// Keys that make activations smaller.
 const ACTIVATION_KEYS: &str = "prefill.token_budget or limits.max_batch";
@@ -60,8 +62,9 @@ pub fn activation_bytes(g: &Geometry, profile: Profile, tokens: usize, slots: us
 }
 
 /// Device bytes of as many graphs as the limits allow, roughly: of decode, and of prompts.
-pub fn graph_bytes(limits: &GraphLimits, slots: usize) -> (usize, usize) {
-    (limits.decode.min(slots) * GRAPH_BYTES, (limits.singleton + limits.packed) * GRAPH_BYTES)
+pub fn graph_bytes(limits: &GraphLimits, slots: usize, layers: usize) -> (usize, usize) {
+    let one = one_graph_bytes(layers);
+    (limits.decode.min(slots) * one, (limits.singleton + limits.packed) * one)
 }
 
 const fn mib(bytes: usize) -> usize {
@@ -193,6 +196,19 @@ mod tests {
             refused.contains("graphs 4006 MiB") && refused.contains("lower limits.max_batch (or turn"),
             "{refused}"
         );
+    }
+
+    #[test]
+    fn decode_has_a_graph_a_batch_size_and_prompts_as_many_as_their_bounds_allow() {
+        let limits = GraphLimits { decode: 64, singleton: 8, packed: 3 };
+        let one = one_graph_bytes(30);
+        assert_eq!(graph_bytes(&limits, 16, 30), (16 * one, 11 * one));
+        assert_eq!(graph_bytes(&GraphLimits { decode: 0, singleton: 0, packed: 0 }, 16, 30), (0, 0));
+        // (layers, graphs, MiB that the driver took for them on an H200).
+        for (layers, graphs, taken) in [(4, 64, 10), (30, 64, 42), (60, 64, 82), (30, 256, 184)] {
+            let estimate = graphs * one_graph_bytes(layers);
+            assert!((taken * MIB..taken * MIB * 3 / 2).contains(&estimate), "{layers} layers: {estimate}");
+        }
     }
 
     /// The budget with what the keys of an advice make smaller at its smallest.

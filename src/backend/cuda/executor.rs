@@ -137,7 +137,7 @@ fn plan_memory(
     let tokens = config.max_step_tokens.max(config.slots);
     let activations =
         budget::activation_bytes(g, profile, tokens, config.slots) + AdjustMemory::bytes(config.slots, g.vocab);
-    let (decode_graphs, prompt_graphs) = budget::graph_bytes(&config.graphs, config.slots);
+    let (decode_graphs, prompt_graphs) = budget::graph_bytes(&config.graphs, config.slots, g.layers);
     let need = Budget { weights, kv: 0, pages: 0, activations, tokens, decode_graphs, prompt_graphs };
     let pages = match config.pool {
         PoolSize::Pages(pages) => pages,
