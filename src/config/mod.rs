@@ -100,7 +100,7 @@ pub struct GraphsConfig {
     pub decode: bool,
     /// Graphs for packed prefill steps.
     pub packed: bool,
-    /// Graphs kept at most.
+    /// Graphs of prompts kept at most, of each kind.
     pub max_entries: usize,
 }
 
