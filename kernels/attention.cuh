@@ -19,6 +19,8 @@ struct AttendArgs {
     u32* counters;                       // decode: [entry][grid.x], zero between launches
     const u32* entries;                  // decode: token rows, null: entry i is token row i; prefill: (first token row, rows) a tile
     int heads, kv_heads, layers, layer, table_stride, segment, max_segments, adjacent, capacity;
+    int block_heads;                     // decode: query heads of a block at least; HEADS at most
+    int room;                            // decode: blocks that the device holds at once
     float scale;
 };
 

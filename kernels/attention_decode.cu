@@ -1,8 +1,10 @@
 // Attention of single positions: one query row an entry, its history spread over blocks by segment.
 //
+// A block takes `block_heads` query heads, the sooner done the fewer. A long history takes more heads a block until as many histories
+// like it would fit the device's `room` at once; the blocks that this frees share its segments.
 // FUSED 1 also rotates q and k, and stores the position's k and v into the pools (the pool is never read at the entry's own position);
-// FUSED 0 expects rope_kv to have run. Grid: (kv_heads * ceil(group/HEADS), entries, splits); block z takes segments z, z + splits, ...;
-// the block that finishes last folds the partial results in segment order. Block: 256 threads.
+// FUSED 0 expects rope_kv to have run. Grid: (kv_heads * ceil(group/block_heads), entries, splits); a block takes every so many-th
+// segment, the one that finishes last folds the partial results in segment order. Block: 256 threads.
 // What the history holds is older than this pass, so a fused block asks for its keys and values before it waits for its predecessor.
 // Keys and values come through rings of DEPTH stages of 64 positions (cp.async, whole rows). Scores and weights: a thread is one of 64
 // positions and one head. Values: a thread is one component. With oq the result is quantised: a warp holds one activation block.
@@ -35,6 +37,29 @@ struct Entry {
     u32 pos;
     int head0, heads, kv_head;
 };
+
+// What a block does: heads head0.. of kv_head, segments split, split + splits, ...
+struct Share {
+    int kv_head, head0, heads, chunk, column, split, splits;
+};
+
+__device__ __forceinline__ Share share_of(const AttendArgs& a, int segments) {
+    const int group = a.heads / a.kv_heads, launched = (group + a.block_heads - 1) / a.block_heads;
+    int heads = a.block_heads, merged = 1;
+    auto blocks = [&]() { return a.kv_heads * ((group + heads - 1) / heads) * (int)gridDim.y * segments; };
+    while (2 * heads <= HEADS && blocks() > a.room) heads *= 2, merged *= 2;
+    const int index = blockIdx.x % launched;
+    Share s;
+    s.kv_head = blockIdx.x / launched;
+    s.chunk = index / merged;
+    s.head0 = s.kv_head * group + s.chunk * heads;
+    s.heads = min(heads, group - s.chunk * heads);
+    s.column = s.kv_head * launched + s.chunk;
+    const int sharing = min(merged, launched - s.chunk * merged);
+    s.split = blockIdx.z * sharing + index % merged;
+    s.splits = gridDim.z * sharing;
+    return s;
+}
 
 // Where position j, at `index` of its segment, lies in a pool.
 __device__ __forceinline__ size_t history_offset(const AttendArgs& a, const Entry& e, int index) {
@@ -145,19 +170,20 @@ extern "C" __global__ void __launch_bounds__(256, 1) attend_decode(AttendArgs a)
     __shared__ int is_last;
     grid_launch_next();
     if (!FUSED) grid_wait();
-    const int group = a.heads / a.kv_heads, chunks = (group + HEADS - 1) / HEADS, chunk = blockIdx.x % chunks;
     const int token = a.entries ? a.entries[blockIdx.y] : blockIdx.y, kv_dim = a.kv_heads * D;
     Entry e;
     e.pos = __ldcg(a.tok_pos + token);
     const u32 slot = __ldcg(a.tok_slot + token);
-    const int segments = e.pos / a.segment + 1, split = blockIdx.z, splits = min((int)gridDim.z, segments);
+    const int segments = e.pos / a.segment + 1;
+    const Share share = share_of(a, segments);
+    const int split = share.split, splits = min(share.splits, segments);
     if (split >= splits) return;
     e.row = a.qkv + (size_t)token * (a.heads * D + 2 * kv_dim);
     e.table = a.tables + (size_t)slot * a.table_stride;
     e.pages = pages;
-    e.kv_head = blockIdx.x / chunks;
-    e.head0 = e.kv_head * group + chunk * HEADS;
-    e.heads = min(HEADS, group - chunk * HEADS);
+    e.kv_head = share.kv_head;
+    e.head0 = share.head0;
+    e.heads = share.heads;
     const int lane = threadIdx.x & 31, half = (threadIdx.x >> 5) & 1;
     const int key = threadIdx.x % STAGE, key_head = threadIdx.x / STAGE;
     const int my_head = threadIdx.x / D, my_d = threadIdx.x % D;
@@ -186,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) attend_decode(AttendArgs a)
         if (s == split) {
             long long at = -1;
             if (FUSED) {
-                const bool store = chunk == 0 && (segments - 1) % splits == split;
+                const bool store = share.chunk == 0 && (segments - 1) % splits == split;
                 const size_t page = __ldcg(e.table + (e.pos >> 4));
                 if (store) at = ((page * a.layers + a.layer) * 16 + (e.pos & 15)) * kv_dim + e.kv_head * D;
                 cs = a.angles[(size_t)e.pos * (D / 2) + threadIdx.x % (D / 2)];
@@ -274,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) attend_decode(AttendArgs a)
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        u32* counter = a.counters + blockIdx.y * gridDim.x + blockIdx.x;
+        u32* counter = a.counters + blockIdx.y * gridDim.x + share.column;
         is_last = atomicAdd(counter, 1u) == (u32)splits - 1;
         if (is_last) *counter = 0;
     }

@@ -1,9 +1,9 @@
-// out[r][n] = epilogue(chain sums) for at most 16 rows with f32 or int8 weights, on f32 fused multiply-adds: the shape of decode.
+// out[r][n] = epilogue(chain sums) for few rows with f32 or int8 weights, on f32 fused multiply-adds: the shape of decode.
 //
-// One block of 256 threads computes tiles of OUTS*PER outputs. Warp g owns group g of the canonical order; a lane owns PER outputs and
+// One block of 256 threads computes tiles of OUTS*PER outputs of at most 16 rows, those from 16 blockIdx.y on. Warp g owns group g of the canonical order; a lane owns PER outputs and
 // the RL rows s, s + SETS, ... of its row set s: a weight is converted once for all its rows. The groups meet in shared memory.
 // The first tile's weights are copied to shared memory before the wait for the predecessor, activations after it, by the warp that uses
-// them. Grid: any, blocks stride over tiles. Shared memory, dynamic: rows_f32_bytes of the launcher. KIND is a macro (f32 or int8).
+// them. Grid: (any, blocks stride over tiles; ceil(rows/16)). Shared memory, dynamic: rows_f32_bytes of the launcher. KIND is a macro (f32 or int8).
 // Limits: k a multiple of 32 whose rows fit shared memory. Oracle: arith::linear_f32, arith::linear_int8.
 #include "linear.cuh"
 
@@ -30,8 +30,18 @@ __device__ __forceinline__ void weights16(const unsigned char* from, float (&f)[
 #endif
 }
 
+// The 16 rows of blockIdx.y.
+__device__ __forceinline__ LinearArgs chunk_of(LinearArgs a) {
+    const int row0 = 16 * blockIdx.y;
+    a.rows = min(16, a.rows - row0);
+    a.x += (size_t)row0 * a.x_stride;
+    a.out += (size_t)row0 * a.out_stride;
+    return a;
+}
+
 template <int OUTS, int PER, int RL>
-__device__ __forceinline__ void linear_rows(const LinearArgs& a) {
+__device__ __forceinline__ void linear_rows(const LinearArgs& whole) {
+    const LinearArgs a = chunk_of(whole);
     constexpr int BN = OUTS * PER, SETS = 32 / OUTS, ROWS = SETS * RL, PART = BN + 2;
     const int lane = threadIdx.x & 31, g = threadIdx.x >> 5, tiles = (a.n + BN - 1) / BN;
     const int span = ((a.k + 63) / 64 + 7) / 8 * 64, k0 = min(a.k, g * span), k1 = min(a.k, k0 + span);

@@ -1,11 +1,12 @@
-// out[r][n] = epilogue(sum over blocks) for at most 16 rows with block weights, on int8 tensor cores: the shape of decode.
+// out[r][n] = epilogue(sum over blocks) for few rows with block weights, on int8 tensor cores: the shape of decode.
 //
-// One block of 256 threads computes 16 rows x 8*TILES outputs. Warp g owns group g of the canonical order: one mma m16n8k32 a block of 32
+// One block of 256 threads computes 16 rows x 8*TILES outputs; the blocks of blockIdx.y take rows 16 y and on. Warp g owns group g of the canonical order: one mma m16n8k32 a block of 32
 // and tile of 8 outputs gives the exact integer sums, g = fma(f32(isum), dw*da, g) follows; the groups meet in shared memory.
 // Weights and their scales are constants: they are copied to shared memory before the wait for the predecessor, activations after it.
+// In the kernels _norm every block normalises and quantises its rows of x itself: for few rows that is sooner done than a kernel more.
 // Within a block of 32 the tensor core sees the inputs in another order than memory holds them, the same for both operands (exact sums).
 // With oq the epilogue of gate and up quantises: a warp then holds the 32 outputs of one activation block.
-// Grid: ceil(n/(8*TILES)), or fewer with two buffers. Shared memory, dynamic: rows_q8_bytes of the launcher. KIND is a macro (block, with or without a minimum).
+// Grid: (ceil(n/(8*TILES)), or fewer with two buffers; ceil(rows/16)). Shared memory, dynamic: rows_q8_bytes of the launcher. KIND is a macro (block, with or without a minimum).
 // Limits: k a multiple of 32 whose rows fit shared memory. Oracle: arith::linear_q8.
 #include "linear.cuh"
 
@@ -44,10 +45,74 @@ struct Scales {
     }
 };
 
+#define HELD 4  // values of a row that a thread holds: normalised rows have at most 256 * HELD
+
+struct NormArgs {
+    const float* weights;  // [k]
+    const u32* gather;     // the rows of x, null: 0, 1, ...
+    float eps;
+};
+
+// What a thread keeps for the norm of its block's rows: r = 1/sqrt(mean(x^2) + eps) in the order of arith::rms_norm, then q, d and d*sum
+// of each block of 32 (arith::quantise_activations); a warp's 32 lanes hold one block.
+struct Norm {
+    float weights[HELD];
+    __device__ __forceinline__ void load_weights(const NormArgs& norm, int k) {
+#pragma unroll
+        for (int c = 0; c < HELD; ++c) {
+            const int i = threadIdx.x + 256 * c;
+            weights[c] = i < k ? __ldg(norm.weights + i) : 0.0f;
+        }
+    }
+    __device__ __forceinline__ void rows(const LinearArgs& a, const NormArgs& norm, unsigned char* xs, int stride, float* da,
+                                         float* sa, int rows_stride) const {
+        __shared__ float sums[ROWS][8];
+        const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row0 = ROWS * blockIdx.y;
+#pragma unroll 1
+        for (int row = 0; row < a.rows; ++row) {
+            const float* from = a.x + (size_t)(norm.gather ? norm.gather[row0 + row] : row0 + row) * a.x_stride;
+            float held[HELD], part = 0.0f;
+#pragma unroll
+            for (int c = 0; c < HELD; ++c) held[c] = threadIdx.x + 256 * c < a.k ? from[threadIdx.x + 256 * c] : 0.0f;
+#pragma unroll
+            for (int c = 0; c < HELD; ++c)
+                if (threadIdx.x + 256 * c < a.k) part = fma_(held[c], held[c], part);
+            part = tree32(part);
+            if (lane == 0) sums[row][warp] = part;
+            __syncthreads();
+            const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(combine_parts(sums[row]), (float)a.k) + norm.eps));
+#pragma unroll
+            for (int c = 0; c < HELD; ++c) {
+                const int i = threadIdx.x + 256 * c;
+                if (i >= a.k) break;
+                float d;
+                int sum;
+                xs[row * stride + i] = (unsigned char)(i8)quantise_lane((held[c] * r) * weights[c], d, sum);
+                if (lane == 0) {
+                    da[row * rows_stride + i / 32] = d;
+                    if (MINIMUM) sa[row * rows_stride + i / 32] = d * (float)sum;
+                }
+            }
+        }
+    }
+};
+
+// The 16 rows of blockIdx.y.
+__device__ __forceinline__ LinearArgs chunk_of(LinearArgs a) {
+    const int row0 = ROWS * blockIdx.y;
+    const size_t blocks = (size_t)row0 * (a.k / 32), out = (size_t)row0 * a.out_stride;
+    a.rows = min(ROWS, a.rows - row0);
+    a.xq += (size_t)row0 * a.k, a.da += blocks, a.sa += blocks;
+    a.out += out;
+    if (a.oq) a.oq += out, a.oda += out / 32, a.osa += out / 32;
+    return a;
+}
+
 // BUFFERS 1: a block computes one tile and its sums take the weights' place. BUFFERS 2: blocks stride over tiles and fetch the next one
 // while they compute; k is at most 1024.
-template <int TILES, int BUFFERS>
-__device__ __forceinline__ void linear_rows(const LinearArgs& a) {
+template <int TILES, int BUFFERS, bool NORMALISES>
+__device__ __forceinline__ void linear_rows(const LinearArgs& whole, const NormArgs& norm) {
+    const LinearArgs a = chunk_of(whole);
     constexpr int BN = 8 * TILES, SCALES = BN + 2, PART = BN + 2, PART_BYTES = 8 * ROWS * PART * 4;
     const int blocks = a.k / 32, stride = (a.k + 127) / 128 * 128 + 32, rows_stride = blocks | 1, pieces = a.k / 16;
     const int lane = threadIdx.x & 31, g = threadIdx.x >> 5, tiles = (a.n + BN - 1) / BN;
@@ -73,6 +138,19 @@ __device__ __forceinline__ void linear_rows(const LinearArgs& a) {
         }
         copy_async_commit();
     };
+    auto fetch_rows = [&]() {
+#pragma unroll 1
+        for (int row = g; row < a.rows; row += 8) {
+#pragma unroll 2
+            for (int piece = lane; piece < pieces; piece += 32)
+                copy_async16(xs + row * stride + 16 * piece, a.xq + (size_t)row * a.k + 16 * piece);
+#pragma unroll 2
+            for (int block = lane; block < blocks; block += 32) {
+                copy_async4(da + row * rows_stride + block, a.da + row * blocks + block);
+                if (MINIMUM) copy_async4(sa + row * rows_stride + block, a.sa + row * blocks + block);
+            }
+        }
+    };
     grid_launch_next();
     fetch_weights(blockIdx.x, 0);
     scales.load(a, blockIdx.x * BN + g, lane, blocks);
@@ -82,19 +160,12 @@ __device__ __forceinline__ void linear_rows(const LinearArgs& a) {
         scales.load(a, blockIdx.x * BN + g, block, blocks);
         scales.store(dw, mw, g, block, blocks);
     }
+    Norm held;
+    if (NORMALISES) held.load_weights(norm, a.k);
     grid_wait();
     const float2 before = residual<BN>(a, blockIdx.x * BN);
-#pragma unroll 1
-    for (int row = g; row < a.rows; row += 8) {
-#pragma unroll 2
-        for (int piece = lane; piece < pieces; piece += 32)
-            copy_async16(xs + row * stride + 16 * piece, a.xq + (size_t)row * a.k + 16 * piece);
-#pragma unroll 2
-        for (int block = lane; block < blocks; block += 32) {
-            copy_async4(da + row * rows_stride + block, a.da + row * blocks + block);
-            if (MINIMUM) copy_async4(sa + row * rows_stride + block, a.sa + row * blocks + block);
-        }
-    }
+    if (NORMALISES) held.rows(a, norm, xs, stride, da, sa, rows_stride);
+    else fetch_rows();
     copy_async_commit();
 
     // Rows past the last one hold anything: no sum crosses rows, and they are not stored.
@@ -157,6 +228,16 @@ __device__ __forceinline__ void linear_rows(const LinearArgs& a) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 2) linear_rows_8(LinearArgs a) { linear_rows<1, 1>(a); }
-extern "C" __global__ void __launch_bounds__(256, 2) linear_rows_64(LinearArgs a) { linear_rows<8, 1>(a); }
-extern "C" __global__ void __launch_bounds__(256, 1) linear_rows_64_ahead(LinearArgs a) { linear_rows<8, 2>(a); }
+struct NormedArgs {
+    LinearArgs linear;
+    NormArgs norm;
+};
+
+#define ROWS_KERNEL(NAME, TILES, BUFFERS, PER_SM)                                                              \
+    extern "C" __global__ void __launch_bounds__(256, PER_SM) NAME(LinearArgs a) {                             \
+        linear_rows<TILES, BUFFERS, false>(a, NormArgs());                                                     \
+    }                                                                                                          \
+    extern "C" __global__ void __launch_bounds__(256, PER_SM) NAME##_norm(NormedArgs a) {                      \
+        linear_rows<TILES, BUFFERS, true>(a.linear, a.norm);                                                   \
+    }
+ROWS_KERNEL(linear_rows_8, 1, 1, 2) ROWS_KERNEL(linear_rows_64, 8, 1, 2) ROWS_KERNEL(linear_rows_64_ahead, 8, 2, 1)

@@ -3,7 +3,8 @@
 // prepare   one block per row of the step: resolves Start::Device and Input::DeviceLast, advances the slot, writes one entry per
 //           token row into tok_slot / tok_pos / tok_id.
 // bind      one block per binding: writes a slot's page table and zeroes its position.
-// embed_*   x[t] = row tok_id[t] of the embedding, dequantised as arith::dequantise_row / f32(q)*s. One block per token row.
+// embed_*   x[t] = row tok_id[t] of the embedding, dequantised as arith::dequantise_row / f32(q)*s. One block per token row. In a step of
+//           single tokens it does what prepare does, too: a kernel less.
 // norm_*    RMSNorm of a row, one block of 256 threads a row: thread t owns part t. _q8 also quantises the result (or, without a norm,
 //           the row) per block of 32: a warp's 32 lanes hold one block.
 // rope_kv   rotates q in place and k into the pool, copies v into the pool. One block per token row.
@@ -36,6 +37,7 @@ extern "C" __global__ void prepare(const StepRow* rows, const u32* tokens, u32* 
                                    u32* tok_id) {
     const StepRow row = rows[blockIdx.x];
     const u32 start = row.start == START_DEVICE ? position[row.slot] : row.start;
+    grid_launch_next();
     __syncthreads();  // every thread has read the position before one advances it
     if (threadIdx.x == 0) position[row.slot] = start + row.len;
     for (u32 i = threadIdx.x; i < row.len; i += blockDim.x) {
@@ -45,26 +47,63 @@ extern "C" __global__ void prepare(const StepRow* rows, const u32* tokens, u32* 
     }
 }
 
-extern "C" __global__ void embed_f32(const u32* tok_id, const float* table, float* x, int n) {
-    const float* from = table + (size_t)tok_id[blockIdx.x] * n;
-    for (int i = threadIdx.x; i < n; i += blockDim.x) x[(size_t)blockIdx.x * n + i] = from[i];
+struct EmbedArgs {
+    const u32* tok_id;       // [token rows] as prepare left them; with rows: unused
+    const StepRow* rows;     // [token rows], one token each; null: prepare has run
+    const u32* tokens;
+    u32* position;
+    const u32* last_token;
+    u32 *tok_slot, *tok_pos;
+    const void* w;           // f32 or i8 [vocab][n]
+    const void* scale;       // int8: f32 [vocab]; blocks: f16 [vocab][n/32]
+    const u16* minimum;      // blocks with a minimum: f16 [vocab][n/32]
+    float* x;                // [token rows][n]
+    int n;
+};
+
+// The token of this block's row. Successors may look at slots and positions before they wait, once they are let in.
+__device__ __forceinline__ u32 token_of(const EmbedArgs& a) {
+    u32 id;
+    if (!a.rows) {
+        grid_wait();
+        id = a.tok_id[blockIdx.x];
+    } else {
+        const StepRow row = a.rows[blockIdx.x];
+        id = row.input == INPUT_LAST ? a.last_token[row.slot] : a.tokens[row.input];
+        const u32 start = row.start == START_DEVICE ? a.position[row.slot] : row.start;
+        __syncthreads();  // every thread has read the position before one advances it
+        if (threadIdx.x == 0) {
+            a.position[row.slot] = start + 1;
+            a.tok_slot[blockIdx.x] = row.slot;
+            a.tok_pos[blockIdx.x] = start;
+            __threadfence();
+        }
+        __syncthreads();
+    }
+    grid_launch_next();
+    return id;
 }
 
-extern "C" __global__ void embed_int8(const u32* tok_id, const i8* q, const float* scale,
-                                      float* x, int n) {
-    const u32 id = tok_id[blockIdx.x];
-    const float s = scale[id];
-    for (int i = threadIdx.x; i < n; i += blockDim.x) x[(size_t)blockIdx.x * n + i] = (float)q[(size_t)id * n + i] * s;
+extern "C" __global__ void embed_f32(EmbedArgs a) {
+    const float* from = static_cast<const float*>(a.w) + (size_t)token_of(a) * a.n;
+    for (int i = threadIdx.x; i < a.n; i += blockDim.x) a.x[(size_t)blockIdx.x * a.n + i] = from[i];
 }
 
-extern "C" __global__ void embed_block(const u32* tok_id, const i8* q, const u16* scale,
-                                       const u16* minimum, float* x, int n) {
-    const u32 id = tok_id[blockIdx.x];
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        const size_t block = (size_t)id * (n / 32) + i / 32;
-        float v = (float)q[(size_t)id * n + i] * half_to_float(scale[block]);
-        if (minimum) v = v + half_to_float(minimum[block]);
-        x[(size_t)blockIdx.x * n + i] = v;
+extern "C" __global__ void embed_int8(EmbedArgs a) {
+    const u32 id = token_of(a);
+    const i8* from = static_cast<const i8*>(a.w) + (size_t)id * a.n;
+    const float s = static_cast<const float*>(a.scale)[id];
+    for (int i = threadIdx.x; i < a.n; i += blockDim.x) a.x[(size_t)blockIdx.x * a.n + i] = (float)from[i] * s;
+}
+
+extern "C" __global__ void embed_block(EmbedArgs a) {
+    const u32 id = token_of(a);
+    const i8* from = static_cast<const i8*>(a.w) + (size_t)id * a.n;
+    const size_t first = (size_t)id * (a.n / 32);
+    for (int i = threadIdx.x; i < a.n; i += blockDim.x) {
+        float v = (float)from[i] * half_to_float(static_cast<const u16*>(a.scale)[first + i / 32]);
+        if (a.minimum) v = v + half_to_float(a.minimum[first + i / 32]);
+        a.x[(size_t)blockIdx.x * a.n + i] = v;
     }
 }
 

@@ -21,7 +21,7 @@ struct SelectRow {
     u32 slot;
     u32 is_last;      // the slot's last token becomes this one
     u32 adjusted;     // the slot has penalties or a bias, and the row selects one token
-    u32 reserved;
+    u32 lane;         // which of the host's two buffers takes the result
 };
 
 struct Adjustment {
@@ -44,6 +44,11 @@ struct AdjustArgs {
 
 struct SelectOut {
     u32 token, finite;
+};
+
+// Page-locked memory of the host, one buffer for each step in flight; null: nowhere.
+struct HostOut {
+    SelectOut* lanes[2];
 };
 
 #define THREADS 1024
@@ -245,7 +250,7 @@ __device__ __forceinline__ const float* adjust(const float* logits, const Adjust
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) select_token(const float* logits, const SelectRow* rows,
-                                                                   SelectOut* out, u32* last_token,
+                                                                   SelectOut* out, HostOut host, u32* last_token,
                                                                    AdjustArgs adjusting, int vocab) {
     __shared__ Scratch s;
     __shared__ u32 lowest_keys[32];
@@ -307,6 +312,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) select_token(const float* 
     if (threadIdx.x == 0) {
         if (!finite) token = 0;
         out[blockIdx.x] = {token, (u32)finite};
+        if (SelectOut* to = host.lanes[r.lane & 1]) to[blockIdx.x] = {token, (u32)finite};
         if (r.is_last) last_token[r.slot] = token;
         if (r.adjusted) adjusting.counts[(size_t)r.slot * vocab + token] += 1;
     }

@@ -9,7 +9,7 @@ use crucible::arith::exp::{C2, C3, C4, C5, C6, EXP_MAX, EXP_MIN, LN2_HI, LN2_LO,
 use crucible::arith::linear::GROUPS;
 use crucible::arith::quant::ACT_AMAX_MIN;
 use crucible::arith::select::fixed_weight;
-use crucible::backend::cuda::kernels::{Epilogue, FEW_ROWS, FROM_DEVICE};
+use crucible::backend::cuda::args::{Epilogue, FEW_ROWS, FROM_DEVICE};
 use crucible::backend::cuda::program::Kind;
 use crucible::config::Config;
 
@@ -36,7 +36,7 @@ fn kernel(file: &str) -> String {
 }
 
 fn launchers() -> String {
-    text("src/backend/cuda/kernels.rs")
+    ["args", "kernels", "linear", "attention"].map(|name| text(&format!("src/backend/cuda/{name}.rs"))).concat()
 }
 
 /// The text between `from` and the first `to` after it.
@@ -93,11 +93,12 @@ fn repeated() -> Vec<(&'static str, &'static str, u64)> {
 }
 
 /// Macros that the launchers repeat as plain numbers; the tests below find them there.
-const OF_LAUNCHERS: [(&str, &str); 8] = [
+const OF_LAUNCHERS: [(&str, &str); 9] = [
     ("attention_decode.cu", "HEADS"),
     ("attention_decode.cu", "DEPTH"),
     ("attention_decode.cu", "STAGE"),
     ("attention_decode.cu", "PAGES"),
+    ("linear_rows_q8.cu", "HELD"),
     ("linear_tile_f32.cu", "BN"),
     ("linear_tile_q8.cu", "BM"),
     ("linear_tile_q8.cu", "BN"),
@@ -184,18 +185,19 @@ fn blocks_are_launched_with_as_many_threads_as_their_kernels_are_written_for() {
     let mut seen = 0;
     for (kernel, &threads) in &bounds {
         let (name, written) = match kernel.as_str() {
-            k if k.starts_with("linear_rows") => ("linear_rows", format!("threads: {threads},")),
+            "NAME" | "NAME##_norm" => ("shape_of", format!("threads: {threads},")),
+            k if k.starts_with("linear_rows") => ("shape_of", format!("threads: {threads},")),
             "linear_tile_q8" => ("linear_tile", format!("if kind.is_block() {{ {threads} }}")),
             k if k.starts_with("linear_tile_f32") => ("linear_tile", format!("else {{ {threads} }};")),
             k if k.starts_with("attend_prefill") => ("attend_prefill", format!("threads: {threads},")),
             "select_token" => ("select", format!("threads: {threads},")),
-            k @ ("norm_f32" | "norm_q8") => (k, format!(", {threads}, params!")),
+            k @ ("norm_f32" | "norm_q8") => (k, format!(", {threads}, Overlap::Early")),
             k => (k, format!("threads: {threads},")),
         };
         assert!(launcher(&text, name).contains(&written), "{kernel} is written for {threads} threads: no {written:?}");
         seen += 1;
     }
-    assert!(seen >= 14, "{bounds:?}");
+    assert!(seen >= 13, "{bounds:?}");
 }
 
 #[test]
@@ -219,6 +221,11 @@ fn tiles_and_stages_are_those_that_the_launchers_reckon_with() {
         values("attention_decode.cu", "KEY"),
         ["(D + 4)"],
         "what the shared memory of attend_decode reckons with"
+    );
+    let held = value("linear_rows_q8.cu", "HELD");
+    assert!(
+        text.contains(&format!("const WIDEST_NORMALISED: usize = {};", 256 * held)),
+        "values that a block normalises"
     );
     let columns = value("linear_tile_q8.cu", "BN");
     assert_eq!((columns, value("linear_tile_f32.cu", "BN")), (64, 64));
@@ -323,6 +330,8 @@ fn argument_structs_have_the_same_fields_in_the_same_places() {
     for (rust, name, file) in [
         (&launchers, "LinearArgs", "linear.cuh"),
         (&launchers, "AttendArgs", "attention.cuh"),
+        (&launchers, "NormArgs", "linear_rows_q8.cu"),
+        (&launchers, "EmbedArgs", "rows.cu"),
         (&launchers, "RopeArgs", "rows.cu"),
         (&launchers, "StepRow", "rows.cu"),
         (&launchers, "SelectRow", "select.cu"),

@@ -15,12 +15,13 @@ use crate::backend::{
 use crate::model::{Geometry, ModelWeights, Profile};
 
 use super::adjust::{AdjustMemory, AdjustedSlots};
+use super::args::SelectOut;
 use super::budget::{self, Budget};
 use super::cache::Cache;
 use super::driver::{Device, DeviceError, Event};
 use super::graphs::{Decision, GraphCache, GraphLimits};
 use super::host::{HostRows, Job, token_rows};
-use super::kernels::{Kernels, LaunchError, SelectOut};
+use super::kernels::{Kernels, LaunchError};
 use super::memory::{self, PinnedBuffer, PinnedReader};
 use super::nvrtc::Compiler;
 use super::pass::{Pass, PassLimits, PassMemory, PassShape, page_bytes};
@@ -182,9 +183,12 @@ impl CudaBackend {
         let model = DeviceModel::upload(&device, profile, &weights).map_err(no_room)?;
         let pages = need.pages;
         let limits = PassLimits { slots: config.slots, tokens: need.tokens, pages };
-        let memory = PassMemory::new(&device, &kernels, profile, &g, &limits).map_err(no_room)?;
+        let mut memory = PassMemory::new(&device, profile, &g, &limits).map_err(no_room)?;
         let host_logit_rows = config.host_logit_rows.max(config.slots);
         let lanes = lanes(&device, memory.step.len(), &limits, host_logit_rows * g.vocab).map_err(unavailable)?;
+        for (at, lane) in memory.host_selected.iter_mut().zip(&lanes) {
+            *at = lane.selected.address();
+        }
         let facts = Facts {
             device: device.name.clone(),
             pages,
@@ -254,7 +258,9 @@ impl CudaBackend {
     ///
     /// # Errors
     /// The driver's.
-    pub fn poison(&self, bindings: &[SlotBinding]) -> Result<(), BackendError> {
+    pub fn poison(&mut self, bindings: &[SlotBinding]) -> Result<(), BackendError> {
+        let lane = &mut self.lanes[self.submitted % STEPS_IN_FLIGHT];
+        lane.selected.slice_mut().fill(SelectOut { token: u32::MAX, finite: u32::MAX });
         self.pass.memory.poison(&self.pass.geometry, bindings).map_err(failed)
     }
 
@@ -299,6 +305,7 @@ impl CudaBackend {
             |history| pass.capacity(history),
             |capacity| pass.tile_rows(capacity),
             &self.adjusted,
+            lane_index,
             lane.upload.slice_mut(),
         );
         lane.begun.record(&self.device)?;
@@ -329,14 +336,10 @@ impl CudaBackend {
         Ok(InFlight { step, lane: lane_index, expected: plan.expected, timing, whereabouts })
     }
 
-    /// Queues the copies to the host, selected tokens and the logits of the rows that asked, and returns their bytes. The validator has
-    /// bounded the rows that ask by what the page-locked buffer holds.
+    /// Queues the copies of the logits that the host asked for and returns the bytes that travel, selected tokens included: these the
+    /// selection itself writes to the lane. The validator has bounded the rows that ask by what the page-locked buffer holds.
     fn download(&mut self, lane: usize, shape: &PassShape, expected: &[Expected]) -> Result<u64, LaunchError> {
         let (lane, memory, vocab) = (&mut self.lanes[lane], &self.pass.memory, self.facts.vocab);
-        if shape.wanted == 0 {
-            return Ok(0);
-        }
-        lane.selected.download(0, memory.selected.address(), shape.wanted)?;
         let mut used = 0;
         for row in expected.iter().filter(|r| r.needs_logits()) {
             lane.logits.download(used * vocab, memory.logits.at(row.first * vocab), row.count * vocab)?;

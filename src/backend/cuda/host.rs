@@ -6,7 +6,7 @@
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 
-use super::kernels::SelectOut;
+use super::args::SelectOut;
 use super::plan::Expected;
 use crate::backend::cpu::Isa;
 use crate::backend::cpu::kernels::Kernels;

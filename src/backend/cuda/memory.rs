@@ -175,8 +175,8 @@ impl<T> Drop for PinnedBlock<T> {
 
 /// `len` values of `T` in page-locked host memory, cached (not write-combined) so that the host may read it.
 ///
-/// It is written by the host while no copy from it is under way, by the device between a queued copy and the event after it, and read
-/// at all other times: the backend's steps in flight keep these apart.
+/// It is written by the host while no copy from it is under way, by the device (a queued copy, a kernel that has its address) until the
+/// event after that, and read at all other times: the backend's steps in flight keep these apart.
 #[derive(Debug)]
 pub struct PinnedBuffer<T> {
     block: Arc<PinnedBlock<T>>,
@@ -212,7 +212,12 @@ impl<T: bytemuck::Pod> PinnedBuffer<T> {
         Ok(Self { block: Arc::new(PinnedBlock { address, len }), device: Rc::clone(device) })
     }
 
-    /// The content; only after the copy into it has passed.
+    /// Its address on the device, which shares the host's address space.
+    pub fn address(&self) -> u64 {
+        self.block.address as u64
+    }
+
+    /// The content; only after what writes into it has passed.
     pub fn slice(&self) -> &[T] {
         // SAFETY: `len` initialised values; T is plain data.
         unsafe { std::slice::from_raw_parts(self.block.address, self.block.len) }

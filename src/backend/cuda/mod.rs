@@ -7,6 +7,8 @@
 //! the backend. `trap` breaks a device on purpose.
 
 pub mod adjust;
+pub mod args;
+pub mod attention;
 pub mod budget;
 pub mod cache;
 pub mod driver;
@@ -16,6 +18,7 @@ pub mod graphs;
 pub mod host;
 pub mod kernels;
 pub mod library;
+pub mod linear;
 pub mod memory;
 pub mod nvrtc;
 pub mod pass;

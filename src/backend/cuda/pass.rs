@@ -8,11 +8,13 @@ use crate::backend::SlotBinding;
 use crate::model::{Geometry, Profile, RopePairing};
 
 use super::adjust::{self, AdjustMemory};
-use super::driver::{Device, DeviceError};
-use super::kernels::{
-    AttendArgs, Epilogue, Kernels, LaunchError, LinearArgs, RopeArgs, Rows, SelectBuffers, SelectOut, SelectRow,
-    StepRow,
+use super::args::{
+    AttendArgs, EmbedArgs, Epilogue, LinearArgs, NormArgs, NormedArgs, RopeArgs, Rows, SelectBuffers, SelectOut,
+    SelectRow, StepRow,
 };
+use super::attention::Fusion;
+use super::driver::{Device, DeviceError};
+use super::kernels::{Kernels, LaunchError};
 use super::memory::DeviceBuffer;
 use super::weights::{DeviceLayer, DeviceMatrix, DeviceModel, Projections};
 
@@ -102,6 +104,8 @@ pub struct PassMemory {
     pub logits: DeviceBuffer<f32>,
     /// `[wanted]`.
     pub selected: DeviceBuffer<SelectOut>,
+    /// Where the host reads the same: page-locked memory for each step in flight, which outlives this. Zeros: nowhere.
+    pub host_selected: [u64; 2],
     tok_slot: DeviceBuffer<u32>,
     tok_pos: DeviceBuffer<u32>,
     tok_id: DeviceBuffer<u32>,
@@ -162,13 +166,7 @@ impl PassMemory {
     ///
     /// # Errors
     /// Out of memory, naming what was wanted.
-    pub fn new(
-        device: &Rc<Device>,
-        kernels: &Kernels,
-        profile: Profile,
-        g: &Geometry,
-        limits: &PassLimits,
-    ) -> Result<Self, DeviceError> {
+    pub fn new(device: &Rc<Device>, profile: Profile, g: &Geometry, limits: &PassLimits) -> Result<Self, DeviceError> {
         let (t, table) = (limits.tokens, g.context.div_ceil(16));
         let widest = g.hidden.max(g.q_dim()).max(g.ffn);
         let segments = g.context.div_ceil(profile.attention_segment());
@@ -186,6 +184,7 @@ impl PassMemory {
             v_pool: f32s("the value pool", pool)?,
             logits: f32s("logits", t * g.vocab)?,
             selected: DeviceBuffer::zeroed(device, "selected tokens", t)?,
+            host_selected: [0; 2],
             tok_slot: u32s("token rows", t)?,
             tok_pos: u32s("token rows", t)?,
             tok_id: u32s("token rows", t)?,
@@ -200,7 +199,7 @@ impl PassMemory {
             sums: f32s("quantised rows", t * widest / 32)?,
             given: QuantisedRows::new(device, limits.slots, g.q_dim().max(g.ffn))?,
             partial: f32s("attention segments", limits.slots * g.heads * segments * (g.head_dim + 2))?,
-            counters: u32s("attention counters", limits.slots * kernels.decode_columns(g.heads, g.kv_heads))?,
+            counters: u32s("attention counters", limits.slots * g.heads)?,
         })
     }
 }
@@ -328,13 +327,7 @@ impl Pass {
         let (g, m, layout) = (&self.geometry, &self.memory, shape.layout());
         let step = m.step.address();
         mark(Stage::Embed);
-        let (slots, token_rows) = (
-            [m.position.address(), m.last_token.address()],
-            [m.tok_slot.address(), m.tok_pos.address(), m.tok_id.address()],
-        );
-        self.kernels.prepare(shape.rows, step, step + layout.tokens as u64, slots, token_rows)?;
-        let table = &self.model.embedding;
-        self.kernels.embed(table.kind, shape.tokens, m.tok_id.address(), table.parts(), m.x.address(), g.hidden)?;
+        self.embed(shape)?;
         for (index, layer) in self.model.layers.iter().enumerate() {
             self.attention_block(shape, index, layer, &mut mark)?;
             self.feed_forward(shape, layer, &mut mark)?;
@@ -353,10 +346,39 @@ impl Pass {
             let sampling = step + layout.sampling as u64;
             let (logits, out) = (m.logits.address(), m.selected.address());
             let last = m.last_token.address();
-            let buffers = SelectBuffers { logits, sampling, out, last_token: last, adjust: m.adjust.args() };
+            let (host, adjust) = (m.host_selected, m.adjust.args());
+            let buffers = SelectBuffers { logits, sampling, out, host, last_token: last, adjust };
             self.kernels.select(shape.wanted, g.vocab, buffers)?;
         }
         Ok(())
+    }
+
+    /// Rows to token rows and their embeddings; where every row is one token, in one kernel.
+    fn embed(&self, shape: &PassShape) -> Result<(), LaunchError> {
+        let (m, table) = (&self.memory, &self.model.embedding);
+        let (rows, tokens) = (m.step.address(), m.step.at(shape.layout().tokens));
+        let (position, last_token) = (m.position.address(), m.last_token.address());
+        let [tok_slot, tok_pos, tok_id] = [&m.tok_slot, &m.tok_pos, &m.tok_id].map(DeviceBuffer::address);
+        if !shape.is_decode() {
+            let (slots, token_rows) = ([position, last_token], [tok_slot, tok_pos, tok_id]);
+            self.kernels.prepare(shape.rows, rows, tokens, slots, token_rows)?;
+        }
+        let [w, scale, minimum] = table.parts();
+        let args = EmbedArgs {
+            tok_id,
+            rows: if shape.is_decode() { rows } else { 0 },
+            tokens,
+            position,
+            last_token,
+            tok_slot,
+            tok_pos,
+            w,
+            scale,
+            minimum,
+            x: m.x.address(),
+            n: self.geometry.hidden as i32,
+        };
+        self.kernels.embed(table.kind, shape.tokens, args)
     }
 
     fn attention_block(
@@ -450,13 +472,16 @@ impl Pass {
             max_segments: segments as i32,
             adjacent: i32::from(g.rope_pairing == RopePairing::Adjacent),
             capacity: self.capacity(g.context) as i32,
+            block_heads: self.kernels.block_heads(g.heads, g.kv_heads, shape.singles) as i32,
+            room: self.kernels.device().multiprocessors as i32,
             scale: self.scale,
         };
         if shape.singles > 0 {
             let entries = if shape.is_decode() { 0 } else { m.step.at(layout.singles) };
-            let columns = self.kernels.decode_columns(g.heads, g.kv_heads) * shape.singles;
-            let splits = (2 * self.kernels.device().multiprocessors as usize).div_ceil(columns).clamp(1, segments);
-            self.kernels.attend_decode(shape.is_decode(), shape.singles, splits, AttendArgs { entries, ..args })?;
+            let columns = Kernels::decode_columns(g.heads, g.kv_heads, args.block_heads as usize) * shape.singles;
+            let splits = (2 * args.room as usize).div_ceil(columns).clamp(1, segments);
+            let fusion = if shape.is_decode() { Fusion::Fused } else { Fusion::Apart };
+            self.kernels.attend_decode(fusion, shape.singles, splits, AttendArgs { entries, ..args })?;
         }
         if shape.tiles > 0 {
             let entries = m.step.at(layout.tiles);
@@ -530,6 +555,14 @@ impl Pass {
         };
         let (count, args) = match source {
             Source::Quantised { rows, parts: [xq, da, sa] } => (rows, LinearArgs { xq, da, sa, ..args }),
+            Source::Plain { rows, norm }
+                if norm != 0 && self.kernels.normalises(kind, rows.rows, matrix.n, matrix.k) =>
+            {
+                let Rows { x, gather, rows, .. } = rows;
+                let linear = LinearArgs { x, rows: rows as i32, ..args };
+                let norm = NormArgs { weights: norm, gather, eps: self.geometry.rms_eps };
+                return self.kernels.linear_rows_normed(kind, NormedArgs { linear, norm });
+            }
             Source::Plain { rows, norm } if kind.is_block() => {
                 let parts @ [xq, da, sa] = [m.quantised.address(), m.scales.address(), m.sums.address()];
                 self.kernels.norm_q8(rows, norm, self.geometry.rms_eps, parts)?;

@@ -4,7 +4,7 @@ use crate::admission::RequestId;
 use crate::backend::{HostLogits, Input, LogprobsWanted, Row, Rule, SamplingRow, Start, Step, Want};
 
 use super::adjust::{self, AdjustedSlots};
-use super::kernels::{FROM_DEVICE, SelectRow, StepRow};
+use super::args::{FROM_DEVICE, SelectRow, StepRow};
 use super::pass::PassShape;
 
 /// What the host must remember of a row until its step is done.
@@ -82,13 +82,15 @@ fn sampling_row(row: &Row, offset: usize, adjusted: &AdjustedSlots) -> SelectRow
 }
 
 /// Writes `step` into `buffer` (16-byte aligned, large enough for any checked step). `capacity` maps a history to the score capacity of a
-/// tile, `tile_rows` a capacity to a tile's query rows; `adjusted` has followed this step.
+/// tile, `tile_rows` a capacity to a tile's query rows; `adjusted` has followed this step; `lane` is the
+/// host's buffer that takes the selected tokens.
 pub fn write(
     step: &Step,
     context: usize,
     capacity: impl Fn(usize) -> usize,
     tile_rows: impl Fn(usize) -> usize,
     adjusted: &AdjustedSlots,
+    lane: usize,
     buffer: &mut [u8],
 ) -> Plan {
     let longest = history(step, context);
@@ -126,7 +128,7 @@ pub fn write(
             expected.push(Expected { request: row.request, first: want, count, logprobs, host_logits });
         }
         for offset in 0..count {
-            let selection = sampling_row(row, offset, adjusted);
+            let selection = SelectRow { lane: lane as u32, ..sampling_row(row, offset, adjusted) };
             put(buffer, layout.sampling + want * size_of::<SelectRow>(), bytemuck::bytes_of(&selection));
             let at = (token + len - count + offset) as u32;
             put(buffer, layout.gather + want * 4, &at.to_le_bytes());
@@ -210,7 +212,7 @@ mod tests {
         let mut adjusted = AdjustedSlots::new(8);
         adjusted.follow(&step);
         let mut buffer = vec![0; 4096];
-        let plan = write(&step, 256, |history| history, |_| 8, &adjusted, &mut buffer);
+        let plan = write(&step, 256, |history| history, |_| 8, &adjusted, 1, &mut buffer);
         let at = |i: usize| plan.shape.layout().sampling + i * size_of::<SelectRow>();
         let read = |i: usize| bytemuck::pod_read_unaligned(&buffer[at(i)..at(i + 1)]);
         (0..plan.shape.wanted).map(read).collect()
@@ -222,7 +224,7 @@ mod tests {
         let got = selections(rows);
         let seen: Vec<_> = got.iter().map(|s| (s.slot, s.token_index, s.is_last, s.adjusted, s.greedy)).collect();
         assert_eq!(seen, [(3, 5, 1, 1, 0), (2, 5, 0, 0, 0), (2, 6, 0, 0, 0), (2, 7, 1, 0, 0)]);
-        assert!(got.iter().all(|s| (s.seed, s.choice, s.top_p, s.min_p) == (9, 2, 1 << 31, 0.25)));
+        assert!(got.iter().all(|s| (s.seed, s.choice, s.top_p, s.min_p, s.lane) == (9, 2, 1 << 31, 0.25, 1)));
     }
 
     /// What the planner asks of the positions of a scored prompt: the kernel ends after its first look at the logits.

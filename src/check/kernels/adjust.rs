@@ -9,7 +9,7 @@ use crate::admission::RequestId;
 use crate::arith::adjusted_logits;
 use crate::arith::select::select;
 use crate::backend::cuda::adjust::{AdjustArgs, words};
-use crate::backend::cuda::kernels::{SelectBuffers, SelectOut, SelectRow};
+use crate::backend::cuda::args::{SelectBuffers, SelectOut, SelectRow};
 use crate::backend::cuda::memory::DeviceBuffer;
 use crate::backend::{Adjust, SamplingRow, SlotBinding, Step};
 use crate::check::{Dice, Tally};
@@ -134,8 +134,14 @@ fn select_round(
     let (out, last) = (bench.poisoned::<SelectOut>(rows)?, bench.poisoned::<u32>(rows)?);
     let [raw, described, out_at, last_at] =
         [device_logits.address(), device_rows.address(), out.address(), last.address()];
-    let buffers =
-        SelectBuffers { logits: raw, sampling: described, out: out_at, last_token: last_at, adjust: slots.args() };
+    let buffers = SelectBuffers {
+        logits: raw,
+        sampling: described,
+        out: out_at,
+        host: [0; 2],
+        last_token: last_at,
+        adjust: slots.args(),
+    };
     bench.kernels.select(rows, vocab, buffers)?;
     let (got, last, raw) = (bench.read(&out)?, bench.read(&last)?, bench.read(&device_logits)?);
     for (i, (row, sampling)) in all.iter().zip(&sampling).enumerate() {

@@ -4,7 +4,9 @@ use super::linear::quantised_rows;
 use super::{Bench, Failure, Options};
 use crate::arith::attention::score_scale;
 use crate::arith::{RopeTable, attend, rotate_head};
-use crate::backend::cuda::kernels::{AttendArgs, Kernels};
+use crate::backend::cuda::args::AttendArgs;
+use crate::backend::cuda::attention::Fusion;
+use crate::backend::cuda::kernels::Kernels;
 use crate::backend::cuda::memory::DeviceBuffer;
 use crate::check::{Dice, Tally};
 use crate::model::RopePairing;
@@ -130,7 +132,6 @@ impl Case {
             })
             .collect();
         let segments = self.context.div_ceil(self.segment);
-        let columns = bench.kernels.decode_columns(self.heads, self.kv_heads);
         Ok(Uploaded {
             slots: bench.upload(&slots)?,
             pos: bench.upload(&pos)?,
@@ -141,7 +142,7 @@ impl Case {
             angles: bench.upload(&angles)?,
             out: bench.poisoned(self.rows.len() * self.heads * self.d)?,
             partial: bench.poisoned(self.rows.len() * self.heads * segments * (self.d + 2))?,
-            counters: DeviceBuffer::zeroed(&bench.device, "a check", self.rows.len() * columns)?,
+            counters: DeviceBuffer::zeroed(&bench.device, "a check", self.rows.len() * self.heads)?,
         })
     }
 
@@ -170,6 +171,8 @@ impl Case {
             max_segments: self.context.div_ceil(self.segment) as i32,
             adjacent: i32::from(self.pairing == RopePairing::Adjacent),
             capacity: capacity as i32,
+            block_heads: 1,
+            room: 132,
             scale: score_scale(self.d),
         }
     }
@@ -197,10 +200,11 @@ fn position(dice: &mut Dice) -> usize {
 }
 
 pub(super) fn run(bench: &Bench, options: &Options) -> Result<Vec<Tally>, Failure> {
-    Ok(vec![decode(bench, options, false)?, decode(bench, options, true)?, prefill(bench, options)?])
+    Ok(vec![decode(bench, options, Fusion::Apart)?, decode(bench, options, Fusion::Fused)?, prefill(bench, options)?])
 }
 
-fn decode(bench: &Bench, options: &Options, fused: bool) -> Result<Tally, Failure> {
+fn decode(bench: &Bench, options: &Options, fusion: Fusion) -> Result<Tally, Failure> {
+    let fused = fusion == Fusion::Fused;
     let name = if fused { "attend_decode fused" } else { "attend_decode" };
     let mut tally = Tally::new(format!("{name} D={}", bench.head_dim), options.seed);
     let mut dice = Dice::new(options.seed ^ 0x77 ^ u64::from(fused));
@@ -222,9 +226,14 @@ fn decode(bench: &Bench, options: &Options, fused: bool) -> Result<Tally, Failur
             (true, q, d) => AttendArgs { oq: q.address(), oda: d.address(), osa: d.at(values / 32), ..args },
             _ => args,
         };
-        bench.kernels.attend_decode(fused, runs.len(), splits, args)?;
+        let (most, room) = (bench.kernels.decode_heads(), dice.pick(&[1, 20, 132]));
+        let args = AttendArgs { block_heads: dice.between(1, most) as i32, room, ..args };
+        bench.kernels.attend_decode(fusion, runs.len(), splits, args)?;
         let what = || {
-            format!("{}/{} heads, segment {segment}, rows {:?}, {splits} splits", case.heads, case.kv_heads, case.rows)
+            format!(
+                "{}/{} heads, segment {segment}, rows {:?}, {splits} splits, {} heads a block",
+                case.heads, case.kv_heads, case.rows, args.block_heads
+            )
         };
         if let (true, q, d) = &quantised {
             let mut got: Vec<f32> = bench.read(q)?.into_iter().map(f32::from).collect();

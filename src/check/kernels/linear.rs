@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::{Bench, Failure, Options};
 use crate::arith::quant::weight_blocks;
 use crate::arith::{linear_f32, linear_int8, linear_q8, quantise_activations, quantise_int8_row, rms_norm, swiglu};
-use crate::backend::cuda::kernels::{Epilogue, LinearArgs, Rows};
+use crate::backend::cuda::args::{Epilogue, LinearArgs, NormArgs, NormedArgs, Rows};
+use crate::backend::cuda::kernels::LaunchError;
 use crate::backend::cuda::program::Kind;
 use crate::backend::cuda::weights;
 use crate::check::{Dice, Tally};
@@ -77,6 +78,16 @@ struct Case {
     before: Vec<f32>,
     matrix: Matrix,
     profile: Profile,
+    norm_kernel: NormKernel,
+}
+
+/// Which kernel normalises.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum NormKernel {
+    /// One of its own.
+    Apart,
+    /// The linear kernel, where it can.
+    Inside,
 }
 
 const EPS: f32 = 1e-5;
@@ -103,6 +114,7 @@ impl Case {
             before: dice.values(rows * n),
             matrix,
             profile,
+            norm_kernel: dice.pick(&[NormKernel::Apart, NormKernel::Inside]),
         }
     }
 
@@ -122,12 +134,17 @@ impl Case {
     }
 
     /// q, scales and sums of the quantised result, one after the other as floats (all exact).
-    fn got_quantised(&self, bench: &Bench, kind: Kind, args: LinearArgs) -> Result<Vec<f32>, Failure> {
+    fn got_quantised(
+        &self,
+        bench: &Bench,
+        args: LinearArgs,
+        launch: impl Fn(LinearArgs) -> Result<(), LaunchError>,
+    ) -> Result<Vec<f32>, Failure> {
         let values = self.rows * self.width();
         let q = bench.poisoned::<i8>(values)?;
         let (scales, sums) = (bench.poisoned::<f32>(values / 32)?, bench.poisoned::<f32>(values / 32)?);
         let args = LinearArgs { oq: q.address(), oda: scales.address(), osa: sums.address(), ..args };
-        bench.kernels.linear_rows(kind, args)?;
+        launch(args)?;
         let mut got: Vec<f32> = bench.read(&q)?.into_iter().map(f32::from).collect();
         got.extend(bench.read(&scales)?);
         got.extend(bench.read(&sums)?);
@@ -195,7 +212,17 @@ impl Case {
         let (q, da, sa) =
             (bench.poisoned::<u8>(values)?, bench.poisoned::<f32>(values / 32)?, bench.poisoned::<f32>(values / 32)?);
         let normed = bench.poisoned::<f32>(values)?;
-        if kind.is_block() {
+        let inside = few && norm != 0 && self.norm_kernel == NormKernel::Inside;
+        let inside = inside && bench.kernels.normalises(kind, self.rows, self.n, self.k);
+        if inside {
+            let norm = NormArgs { weights: norm, gather, eps: EPS };
+            let launch = |linear| bench.kernels.linear_rows_normed(kind, NormedArgs { linear, norm });
+            if self.quantised(bench, kind) {
+                return self.got_quantised(bench, args, launch);
+            }
+            launch(args)?;
+            return bench.read(&out);
+        } else if kind.is_block() {
             bench.kernels.norm_q8(source, norm, EPS, [q.address(), da.address(), sa.address()])?;
             (args.xq, args.da, args.sa) = (q.address(), da.address(), sa.address());
         } else if norm != 0 {
@@ -203,7 +230,7 @@ impl Case {
             args.x = normed.address();
         }
         if few && self.quantised(bench, kind) {
-            return self.got_quantised(bench, kind, args);
+            return self.got_quantised(bench, args, |args| bench.kernels.linear_rows(kind, args));
         }
         if few {
             bench.kernels.linear_rows(kind, args)?;
@@ -224,7 +251,10 @@ pub(super) fn run(bench: &Bench, options: &Options) -> Result<Vec<Tally>, Failur
             for shape in 0..options.shapes {
                 let rows = match (few, shape % 6, shape % 16) {
                     // Every height of the kernels for few rows, and the taller tile, at widths that choose the widest blocks.
-                    (true, 0, _) => [3, 7, 16][shape / 6 % 3],
+                    (true, 0, _) => [3, 7, 16, 1][shape / 6 % 4],
+                    // Heights that several blocks share, and those that a block normalises itself.
+                    (true, 1, _) => dice.between(17, 64),
+                    (true, 2, _) => dice.between(1, 4),
                     (true, ..) => dice.between(1, 16),
                     (false, _, 0) => 129,
                     (false, ..) => dice.pick(&[1, 7, 17, 33, 64, 65, 100, 129, 200]),
@@ -234,7 +264,11 @@ pub(super) fn run(bench: &Bench, options: &Options) -> Result<Vec<Tally>, Failur
                     case.gather = None;
                 }
                 if few && shape % 6 == 0 {
-                    let many = dice.below(3) == 0;
+                    // A single row is normalised inside, by the widest blocks and by those of one tile.
+                    let many = if rows == 1 { shape / 24 % 2 == 0 } else { dice.below(3) == 0 };
+                    if rows == 1 {
+                        (case.norm, case.norm_kernel) = (Some(vec![]), NormKernel::Inside);
+                    }
                     let n = if many { 64 * dice.between(270, 280) + 6 } else { 64 * dice.between(60, 70) };
                     let k = 32 * dice.pick(&[1, 3, 9]);
                     case.widen(&mut dice, kind, n, k);

@@ -3,7 +3,7 @@
 use super::linear::{matrix, stored};
 use super::{Bench, Failure, Options};
 use crate::arith::{RopeTable, quantise_activations, rms_norm, rotate_head, swiglu};
-use crate::backend::cuda::kernels::{FROM_DEVICE, RopeArgs, Rows, StepRow};
+use crate::backend::cuda::args::{EmbedArgs, FROM_DEVICE, RopeArgs, Rows, StepRow};
 use crate::backend::cuda::program::Kind;
 use crate::backend::cuda::weights;
 use crate::check::{Dice, Tally};
@@ -184,6 +184,68 @@ fn quantised(bench: &Bench, options: &Options) -> Result<Tally, Failure> {
     Ok(tally)
 }
 
+/// A step of single tokens for the kernels that embed and prepare at once: some rows know their token or position, others look them up.
+struct Singles {
+    rows: Vec<StepRow>,
+    tokens: Vec<u32>,
+    last: Vec<u32>,
+    position: Vec<u32>,
+    start: Vec<u32>,
+}
+
+impl Singles {
+    fn new(dice: &mut Dice, ids: &[u32]) -> Self {
+        let mut order: Vec<usize> = (0..ids.len()).collect();
+        dice.shuffle(&mut order);
+        let position: Vec<u32> = ids.iter().map(|_| dice.below(500) as u32).collect();
+        let (mut last, mut tokens) = (vec![u32::MAX; ids.len()], vec![0]);
+        let (mut rows, mut start) = (Vec::new(), Vec::new());
+        for (i, (&slot, &id)) in order.iter().zip(ids).enumerate() {
+            let (looks_up, known) = (dice.coin(), dice.coin());
+            start.push(if known { dice.below(1000) as u32 } else { position[slot] });
+            if looks_up {
+                last[slot] = id;
+            } else {
+                tokens.push(id);
+            }
+            rows.push(StepRow {
+                slot: slot as u32,
+                len: 1,
+                token: i as u32,
+                start: if known { start[i] } else { FROM_DEVICE },
+                input: if looks_up { FROM_DEVICE } else { tokens.len() as u32 - 1 },
+                ..StepRow::default()
+            });
+        }
+        Self { rows, tokens, last, position, start }
+    }
+
+    /// Launches; the outcome is what the kernel left of slots and positions.
+    fn run(&self, bench: &Bench, kind: Kind, args: EmbedArgs) -> Result<Result<(), String>, Failure> {
+        let (rows, tokens) = (bench.upload(&self.rows)?, bench.upload(&self.tokens)?);
+        let (last, position) = (bench.upload(&self.last)?, bench.upload(&self.position)?);
+        let (slot, pos) = (bench.poisoned::<u32>(self.rows.len())?, bench.poisoned::<u32>(self.rows.len())?);
+        let args = EmbedArgs {
+            rows: rows.address(),
+            tokens: tokens.address(),
+            position: position.address(),
+            last_token: last.address(),
+            tok_slot: slot.address(),
+            tok_pos: pos.address(),
+            ..args
+        };
+        bench.kernels.embed(kind, self.rows.len(), args)?;
+        let slots: Vec<u32> = self.rows.iter().map(|r| r.slot).collect();
+        let mut after = self.position.clone();
+        for (row, start) in self.rows.iter().zip(&self.start) {
+            after[row.slot as usize] = start + 1;
+        }
+        Ok(equal("slots", &bench.read(&slot)?, &slots)
+            .and(equal("positions", &bench.read(&pos)?, &self.start))
+            .and(equal("slot positions", &bench.read(&position)?, &after)))
+    }
+}
+
 fn embed(bench: &Bench, options: &Options, kind: Kind) -> Result<Tally, Failure> {
     let mut tally = Tally::new(format!("embed {kind:?}"), options.seed);
     let mut dice = Dice::new(options.seed ^ 0x44 ^ ((kind as u64) << 8));
@@ -194,7 +256,15 @@ fn embed(bench: &Bench, options: &Options, kind: Kind) -> Result<Tally, Failure>
         let ids: Vec<u32> = (0..rows).map(|_| dice.below(vocab) as u32).collect();
         let device_table = weights::matrix(&bench.device, "a check", profile, &table)?;
         let (device_ids, out) = (bench.upload(&ids)?, bench.poisoned::<f32>(rows * n)?);
-        bench.kernels.embed(kind, rows, device_ids.address(), device_table.parts(), out.address(), n)?;
+        let [w, scale, minimum] = device_table.parts();
+        let (x, n_i32) = (out.address(), n as i32);
+        let args = EmbedArgs { w, scale, minimum, x, n: n_i32, ..EmbedArgs::default() };
+        if dice.coin() {
+            let singles = Singles::new(&mut dice, &ids);
+            tally.case(singles.run(bench, kind, args)?);
+        } else {
+            bench.kernels.embed(kind, rows, EmbedArgs { tok_id: device_ids.address(), ..args })?;
+        }
         let mut want = vec![0.0; rows * n];
         for (&id, out) in ids.iter().zip(want.chunks_exact_mut(n)) {
             dequant::row(&table, id as usize, out);

@@ -6,7 +6,7 @@ use super::{Bench, Failure, Options};
 use crate::arith::rule::top_p_fixed;
 use crate::arith::select::select;
 use crate::backend::cuda::adjust::AdjustArgs;
-use crate::backend::cuda::kernels::{SelectBuffers, SelectOut, SelectRow};
+use crate::backend::cuda::args::{SelectBuffers, SelectOut, SelectRow};
 use crate::backend::{Rule, SamplingRow};
 use crate::check::{Dice, Tally};
 
@@ -85,6 +85,7 @@ pub(super) fn run(bench: &Bench, options: &Options) -> Result<Vec<Tally>, Failur
             logits: device_logits.address(),
             sampling: device_rows.address(),
             out: out.address(),
+            host: [0; 2],
             last_token: last.address(),
             adjust: AdjustArgs::default(),
         };

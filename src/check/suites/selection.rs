@@ -13,7 +13,7 @@ use crate::arith::rule::top_p_fixed;
 use crate::arith::select::{draw_point, fixed_weight, select};
 use crate::backend::cpu::{Isa, kernels};
 use crate::backend::cuda::adjust::AdjustArgs;
-use crate::backend::cuda::kernels::{SelectBuffers, SelectOut};
+use crate::backend::cuda::args::{SelectBuffers, SelectOut};
 use crate::backend::cuda::memory::DeviceBuffer;
 use crate::backend::{Rule, SamplingRow};
 use crate::check::Dice;
@@ -244,6 +244,7 @@ fn selected(player: &Player, case: &Case) -> Result<Vec<Option<u32>>, Failure> {
         logits: logits.address(),
         sampling: row.address(),
         out: out.address(),
+        host: [0; 2],
         last_token: last.address(),
         adjust: AdjustArgs::default(),
     };
