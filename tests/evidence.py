@@ -138,7 +138,7 @@ def memcheck(args, _):
 
 
 def mutants(args, _):
-    command = [sys.executable, ROOT / "tests" / "mutations" / "kernels" / "run.py", args.binary, *found(args)]
+    command = [sys.executable, ROOT / "tests" / "mutations" / "kernels" / "run.py", args.binary, "--jobs", args.jobs, *found(args)]
     yield Job("broken kernels", command, 590)
 
 

@@ -372,3 +372,10 @@ fn health_tells_the_longest_prompt_and_sequence_and_they_are_served() {
         assert_eq!((ask(prompt, sequence - prompt), ask(prompt + 1, 1)), ((200, None), too_long()), "{overrides:?}");
     }
 }
+
+/// An upload outside of the backend's stream may return before its last part has arrived, and kernels of the stream do not wait for it.
+#[test]
+fn every_upload_to_the_device_is_in_stream_order() {
+    let memory = std::fs::read_to_string("src/backend/cuda/memory.rs").expect("a source file");
+    assert!(memory.contains("memcpy_htod_async") && !memory.contains("memcpy_htod_sync"));
+}

@@ -59,8 +59,7 @@ impl<T: bytemuck::Pod> DeviceBuffer<T> {
     /// As `new`.
     pub fn from_slice(device: &Rc<Device>, what: &str, values: &[T]) -> Result<Self, DeviceError> {
         let buffer = Self::new(device, what, values.len())?;
-        // SAFETY: the buffer holds `values.len()` values; the copy ends before the call returns.
-        unsafe { result::memcpy_htod_sync(buffer.address, values) }.map_err(failed("cuMemcpyHtoD"))?;
+        buffer.write(values)?;
         Ok(buffer)
     }
 
@@ -118,15 +117,17 @@ impl<T: bytemuck::Pod> DeviceBuffer<T> {
             .map_err(failed("cuMemcpyHtoDAsync"))
     }
 
-    /// Writes `values` from the start and waits.
+    /// Writes `values` from the start and waits. The copy is in stream order: one outside of the stream may return while its last part is
+    /// still on its way, and a kernel of the stream would not wait for it.
     ///
     /// # Errors
     /// The driver's.
     pub fn write(&self, values: &[T]) -> Result<(), DeviceError> {
         assert!(values.len() <= self.len, "a write must fit the buffer");
-        self.device.synchronise()?;
-        // SAFETY: the range holds the values; the copy is synchronous.
-        unsafe { result::memcpy_htod_sync(self.address, values) }.map_err(failed("cuMemcpyHtoD"))
+        // SAFETY: the range holds the values, and they outlive the copy: the stream is empty when this returns, or the device is lost.
+        unsafe { result::memcpy_htod_async(self.address, values, self.device.stream()) }
+            .map_err(failed("cuMemcpyHtoDAsync"))?;
+        self.device.synchronise()
     }
 
     /// Reads `len` values from `offset` and waits for them.

@@ -254,12 +254,21 @@ pub(super) fn run(bench: &Bench, options: &Options) -> Result<Vec<Tally>, Failur
                     (true, 0, _) => [3, 7, 16, 1][shape / 6 % 4],
                     // Heights that several blocks share, and those that a block normalises itself.
                     (true, 1, _) => dice.between(17, 64),
-                    (true, 2, _) => dice.between(1, 4),
+                    (true, 2, _) => {
+                        if shape / 6 % 2 == 0 {
+                            1
+                        } else {
+                            dice.between(2, 4)
+                        }
+                    }
                     (true, ..) => dice.between(1, 16),
                     (false, _, 0) => 129,
                     (false, ..) => dice.pick(&[1, 7, 17, 33, 64, 65, 100, 129, 200]),
                 };
                 let mut case = Case::new(&mut dice, kind, rows);
+                if rows == 1 {
+                    case.norm_kernel = NormKernel::Inside;
+                }
                 if !kind.is_block() && case.norm.is_none() {
                     case.gather = None;
                 }
@@ -267,7 +276,7 @@ pub(super) fn run(bench: &Bench, options: &Options) -> Result<Vec<Tally>, Failur
                     // A single row is normalised inside, by the widest blocks and by those of one tile.
                     let many = if rows == 1 { shape / 24 % 2 == 0 } else { dice.below(3) == 0 };
                     if rows == 1 {
-                        (case.norm, case.norm_kernel) = (Some(vec![]), NormKernel::Inside);
+                        case.norm = Some(vec![]);
                     }
                     let n = if many { 64 * dice.between(270, 280) + 6 } else { 64 * dice.between(60, 70) };
                     let k = 32 * dice.pick(&[1, 3, 9]);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Breaks kernels on purpose, one patch at a time, and expects the check that guards them to fail. Needs a GPU, no compiler but NVRTC.
 
-    python3 tests/mutations/kernels/run.py BINARY [--libraries DIR] [--cache DIR] [--only WORD] [--seconds N]
+    python3 tests/mutations/kernels/run.py BINARY [--libraries DIR] [--cache DIR] [--only WORD] [--seconds N] [--jobs N]
 
 Every patch names what it breaks and the check that must notice (`check:`, arguments of `crucible check`). The patched copy of kernels/ goes
 to the binary with `--kernels`, so nothing is built. First each of these checks must pass on the unpatched copy. The program exits with 0
@@ -9,6 +9,7 @@ when every check passed unpatched and failed on every patch.
 """
 
 import argparse
+import concurrent.futures
 import pathlib
 import re
 import shlex
@@ -82,24 +83,30 @@ def main():
     parser.add_argument("--libraries")
     parser.add_argument("--cache")
     parser.add_argument("--only", default="")
-    parser.add_argument("--seconds", type=int, default=120)
+    parser.add_argument("--seconds", type=int, default=120, help="that a check gets")
+    parser.add_argument("--jobs", type=int, default=4, help="checks side by side")
     args = parser.parse_args()
     patches = [p for p in sorted(HERE.glob("*.patch")) if args.only in p.name]
-    bad = 0
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         scratch = pathlib.Path(scratch)
         plain = copy_of_kernels(scratch / "plain")
-        for arguments in sorted({header(p, "check") for p in patches}):
+
+        def unbroken(arguments):
             code, output = check(args, arguments, plain)
-            bad += code != 0
-            print(f"{'passes' if code == 0 else 'FAILS ON GOOD KERNELS':9}  {arguments:24} {output.strip().splitlines()[-1]}", flush=True)
-        for patch in patches:
+            word = "passes" if code == 0 else "FAILS ON GOOD KERNELS"
+            print(f"{word:9}  {arguments:24} {output.strip().splitlines()[-1]}", flush=True)
+            return code != 0
+
+        def broken(patch):
             began, arguments = time.monotonic(), header(patch, "check")
             code, output = check(args, arguments, copy_of_kernels(scratch / patch.stem, patch))
             killed = code not in (0, None)
-            bad += not killed
             word = "killed" if killed else "SURVIVED"
             print(f"{word:9} {time.monotonic() - began:4.0f} s  {arguments:24} {patch.stem}: {reason(output)}", flush=True)
+            return not killed
+
+        bad = sum(pool.map(unbroken, sorted({header(p, "check") for p in patches})))
+        bad += sum(pool.map(broken, patches))
     print(f"{len(patches)} broken kernels, {bad} checks that did not do as they should")
     sys.exit(bad > 0)
 
