@@ -89,6 +89,27 @@ impl Counts {
     }
 }
 
+impl std::ops::AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.submitted += other.submitted;
+        self.completed += other.completed;
+        self.refused += other.refused;
+        self.refused_without_retry_after += other.refused_without_retry_after;
+        self.cancelled += other.cancelled;
+        self.failed += other.failed;
+        self.reconnected += other.reconnected;
+    }
+}
+
+impl std::iter::Sum for Counts {
+    fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
+        counts.fold(Self::default(), |mut sum, counts| {
+            sum += counts;
+            sum
+        })
+    }
+}
+
 /// The disturbed stream of a stall workload, over the disturbance: from the first arrival's sending to the last arrival's end.
 #[derive(Clone, Debug, Serialize)]
 pub struct StreamFigures {
@@ -224,11 +245,7 @@ pub fn round_of_burst(burst: &Burst) -> Round {
     let mut round = round_of(burst.round, burst.start, &burst.records, Origin::Sent);
     if let Some(stream) = &burst.stream {
         round.stream = Some(stream_figures(stream, &burst.records));
-        let own = Counts::of([stream]);
-        round.counts.submitted += 1;
-        round.counts.completed += own.completed;
-        round.counts.refused += own.refused;
-        round.counts.failed += own.failed;
+        round.counts += Counts::of([stream]);
     }
     round
 }
@@ -257,7 +274,6 @@ fn stream_figures(stream: &Record, arrivals: &[Record]) -> StreamFigures {
 /// The rounds' summary.
 pub fn summarise(rounds: &[Round]) -> Summary {
     let across = |figure: fn(&Round) -> Option<f64>| AcrossRounds::of(rounds.iter().map(figure));
-    let total = |count: fn(&Counts) -> usize| rounds.iter().map(|r| count(&r.counts)).sum();
     Summary {
         ttft_p50_ms: across(|r| r.ttft_ms.p50),
         ttft_p95_ms: across(|r| r.ttft_ms.p95),
@@ -269,15 +285,7 @@ pub fn summarise(rounds: &[Round]) -> Summary {
         e2e_p50_ms: across(|r| r.e2e_ms.p50),
         e2e_p95_ms: across(|r| r.e2e_ms.p95),
         output_tok_per_s: across(|r| Some(r.output_tok_per_s)),
-        counts: Counts {
-            submitted: total(|c| c.submitted),
-            completed: total(|c| c.completed),
-            refused: total(|c| c.refused),
-            refused_without_retry_after: total(|c| c.refused_without_retry_after),
-            cancelled: total(|c| c.cancelled),
-            failed: total(|c| c.failed),
-            reconnected: total(|c| c.reconnected),
-        },
+        counts: rounds.iter().map(|r| r.counts.clone()).sum(),
     }
 }
 

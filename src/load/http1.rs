@@ -1,7 +1,7 @@
 //! An incremental decoder of HTTP/1.1 responses (RFC 9112): status, the few headers that a load generator needs, and the body
 //! freed of its framing. Pure: no socket, no clock. It expects answers to POST and GET, never to HEAD or CONNECT.
 
-/// Longest head or chunk-size line that is accepted, in bytes.
+/// Longest head (with its interim responses and trailers) or chunk-size line that is accepted, in bytes.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 
 /// Why a response cannot be read.
@@ -56,6 +56,8 @@ enum Framing {
 pub struct ResponseDecoder {
     state: State,
     line: Vec<u8>,
+    /// Bytes of head and trailer lines so far.
+    head_bytes: usize,
     head: Head,
     framing: Framing,
     has_head: bool,
@@ -66,6 +68,7 @@ impl Default for ResponseDecoder {
         Self {
             state: State::Head,
             line: Vec::new(),
+            head_bytes: 0,
             head: Head::default(),
             framing: Framing::UntilClose,
             has_head: false,
@@ -81,6 +84,11 @@ impl ResponseDecoder {
 
     /// Forgets the response, keeps the buffers.
     pub fn reset(&mut self) {
+        self.head_bytes = 0;
+        self.begin();
+    }
+
+    fn begin(&mut self) {
         self.state = State::Head;
         self.line.clear();
         self.head = Head::default();
@@ -116,6 +124,7 @@ impl ResponseDecoder {
             match self.state {
                 State::Head => {
                     let Some(line) = take_line(&mut self.line, &mut bytes)? else { return Ok(()) };
+                    self.count(&line)?;
                     self.head_line(&line)?;
                     self.recycle(line);
                 }
@@ -147,6 +156,7 @@ impl ResponseDecoder {
                 }
                 State::Trailer => {
                     let Some(line) = take_line(&mut self.line, &mut bytes)? else { return Ok(()) };
+                    self.count(&line)?;
                     if line.is_empty() {
                         self.state = State::Done;
                     }
@@ -164,6 +174,12 @@ impl ResponseDecoder {
         body(self.head.status, piece);
         *bytes = rest;
         left - here
+    }
+
+    /// Counts a line of the head or the trailers: a head without an end is an error before it fills anything.
+    fn count(&mut self, line: &[u8]) -> Result<(), HttpError> {
+        self.head_bytes += line.len() + 1;
+        if self.head_bytes > HEAD_BYTES_MAX { Err(HttpError::HeadTooLong) } else { Ok(()) }
     }
 
     fn recycle(&mut self, mut line: Vec<u8>) {
@@ -201,7 +217,7 @@ impl ResponseDecoder {
     fn head_end(&mut self) {
         let status = self.head.status;
         if (100..200).contains(&status) {
-            self.reset(); // an interim response; the final one follows
+            self.begin(); // an interim response; the final one follows
             return;
         }
         self.has_head = true;
@@ -306,5 +322,9 @@ mod tests {
         assert_eq!(feed(&[chunked, &b"zz\r\n"[..]].concat()), Err(HttpError::BadFraming));
         assert_eq!(feed(&[chunked, &b"1\r\nabc"[..], b"\r\n"].concat()), Err(HttpError::BadFraming));
         assert_eq!(feed(&vec![b'x'; HEAD_BYTES_MAX + 1]), Err(HttpError::HeadTooLong));
+        let endless = |begin: &[u8], line: &[u8]| [begin, &line.repeat(2 * HEAD_BYTES_MAX / line.len())].concat();
+        assert_eq!(feed(&endless(b"HTTP/1.1 200 OK\r\n", b"x-more: 1\r\n")), Err(HttpError::HeadTooLong));
+        assert_eq!(feed(&endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n")), Err(HttpError::HeadTooLong));
+        assert_eq!(feed(&endless(&[chunked, &b"0\r\n"[..]].concat(), b"x: 1\r\n")), Err(HttpError::HeadTooLong));
     }
 }
