@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::limits;
 use super::rng::SplitMix64;
 
 /// The law of the arrivals.
@@ -33,6 +34,21 @@ pub struct Arrivals {
 }
 
 impl Arrivals {
+    /// Whether the mean number of requests in `duration_s` is one that a run can have.
+    ///
+    /// # Errors
+    /// They are too many, and what to do.
+    pub fn check(&self, duration_s: f64) -> Result<(), String> {
+        let (mean, most) = (self.rate * duration_s, limits::RUN_REQUESTS.max);
+        if mean <= most as f64 {
+            return Ok(());
+        }
+        Err(format!(
+            "{:.0} requests/s for {duration_s} s are more than {most} requests; lower the rate or the duration",
+            self.rate
+        ))
+    }
+
     /// Due times in [0, `duration_s`), ascending; the same for the same seed.
     pub fn schedule(&self, duration_s: f64, seed: u64) -> Vec<f64> {
         let mut rng = SplitMix64::keyed(seed, "arrivals", &[]);
@@ -89,6 +105,16 @@ pub enum TraceError {
     /// Nothing in it.
     #[error("the trace {0} has no requests")]
     Empty(PathBuf),
+    /// It lasts longer than any run.
+    #[error("the trace {path} lasts {seconds} s, a run at most {most} s; timestamps are seconds")]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// From its first request to its last.
+        seconds: f64,
+        /// A run's bound.
+        most: f64,
+    },
 }
 
 /// Reads a trace: one JSON object a line with `timestamp`, `prompt_length` and `output_length`; sorted by time and moved to start at 0.
@@ -101,15 +127,22 @@ pub fn read_trace(path: &Path) -> Result<Vec<TraceEntry>, TraceError> {
     for (index, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
         let wrong = |message: String| TraceError::Line { path: path.to_owned(), line: index + 1, message };
         let entry: TraceEntry = serde_json::from_str(line).map_err(|e| wrong(e.to_string()))?;
-        if entry.prompt_length == 0 || entry.output_length == 0 || !entry.timestamp.is_finite() {
-            return Err(wrong("lengths must be at least 1 and the timestamp finite".into()));
+        limits::PROMPT_TOKENS.check(entry.prompt_length.into()).map_err(|e| wrong(format!("prompt_length {e}")))?;
+        limits::OUTPUT_TOKENS.check(entry.output_length.into()).map_err(|e| wrong(format!("output_length {e}")))?;
+        if !entry.timestamp.is_finite() {
+            return Err(wrong("the timestamp must be finite".into()));
         }
         entries.push(entry);
+        limits::RUN_REQUESTS.check(entries.len() as u64).map_err(|e| wrong(format!("the number of requests {e}")))?;
     }
     entries.sort_by(|a, b| a.timestamp.total_cmp(&b.timestamp));
     let origin = entries.first().ok_or_else(|| TraceError::Empty(path.to_owned()))?.timestamp;
     for entry in &mut entries {
         entry.timestamp -= origin;
+    }
+    let last = entries.last().map_or(0.0, |e| e.timestamp);
+    if last > limits::DURATION_S.max {
+        return Err(TraceError::TooLong { path: path.to_owned(), seconds: last, most: limits::DURATION_S.max });
     }
     Ok(entries)
 }
@@ -127,6 +160,11 @@ mod tests {
         let due = arrivals(Law::Constant).schedule(100.0, 1);
         assert_eq!(due.len(), 5_000);
         assert!(due.iter().enumerate().all(|(i, &t)| t == i as f64 / 50.0));
+    }
+
+    #[test]
+    fn more_arrivals_than_a_run_can_have_are_refused() {
+        assert!(arrivals(Law::Constant).check(20_000.0).is_ok() && arrivals(Law::Constant).check(20_001.0).is_err());
     }
 
     #[test]
@@ -166,6 +204,13 @@ mod tests {
         let entries = read_trace(&path).expect("a good trace");
         assert_eq!(entries.iter().map(|e| (e.timestamp, e.prompt_length)).collect::<Vec<_>>(), [(0.0, 1), (2.5, 3)]);
         std::fs::write(&path, "{\"timestamp\": 1, \"prompt_length\": 0, \"output_length\": 1}").expect("written");
+        assert!(matches!(read_trace(&path), Err(TraceError::Line { line: 1, .. })));
+        let far = "{\"timestamp\": -1e300, \"prompt_length\": 1, \"output_length\": 1}\n\
+            {\"timestamp\": 1e300, \"prompt_length\": 1, \"output_length\": 1}";
+        std::fs::write(&path, far).expect("written");
+        assert!(matches!(read_trace(&path), Err(TraceError::TooLong { .. })));
+        std::fs::write(&path, "{\"timestamp\": 1, \"prompt_length\": 1, \"output_length\": 4294967295}")
+            .expect("written");
         assert!(matches!(read_trace(&path), Err(TraceError::Line { line: 1, .. })));
         std::fs::write(&path, "\n").expect("written");
         assert!(matches!(read_trace(&path), Err(TraceError::Empty(_))));

@@ -16,6 +16,7 @@ pub mod figures;
 pub mod http1;
 pub mod job;
 pub mod launch;
+pub mod limits;
 pub mod open;
 pub mod oracle;
 pub mod prompts;

@@ -2,6 +2,7 @@
 //! words elsewhere, one of which is about one token.
 
 use super::dialect::Prompt;
+use super::limits;
 use super::rng::SplitMix64;
 
 /// Common words that most vocabularies hold as one token with a leading space.
@@ -94,8 +95,13 @@ impl std::str::FromStr for TokenRange {
     fn from_str(text: &str) -> Result<Self, String> {
         let parsed = text.split_once("..").and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
         match parsed {
-            Some((first, end)) if first < end => Ok(Self { first, end }),
-            _ => Err(format!("{text} is no range of token ids; write it like 300..30000")),
+            Some((first, end)) if first < end && limits::TOKEN_IDS.check(u64::from(end)).is_ok() => {
+                Ok(Self { first, end })
+            }
+            _ => Err(format!(
+                "{text} is no range of token ids up to {}; write it like 300..30000",
+                limits::TOKEN_IDS.max
+            )),
         }
     }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::dialect::{Dialect, Policy};
+use super::limits;
 use super::rng::SplitMix64;
 
 /// Generated tokens of a request unless its workload says otherwise.
@@ -64,6 +65,14 @@ pub enum WorkloadError {
     /// No such name.
     #[error("there is no workload {0}; `crucible load list` names them, and --workloads FILE.toml adds your own")]
     Unknown(String),
+    /// Numbers past the bounds.
+    #[error("the workload {name} is out of bounds: {message}")]
+    OutOfBounds {
+        /// The name.
+        name: String,
+        /// Which number, and its bounds.
+        message: String,
+    },
     /// A pattern without a match.
     #[error("no workload matches {0}")]
     NoMatch(String),
@@ -146,13 +155,25 @@ impl Workload {
     pub fn named(name: &str) -> Result<Self, WorkloadError> {
         let unknown = || WorkloadError::Unknown(name.to_owned());
         let (family, rest) = name.split_once('-').ok_or_else(unknown)?;
-        let one = || positive(rest).ok_or_else(unknown);
-        let two = || rest.split_once('x').and_then(|(n, p)| Some((positive(n)?, positive(p)?))).ok_or_else(unknown);
+        let out = |message: String| WorkloadError::OutOfBounds { name: name.to_owned(), message };
+        let number = |text: &str, what: &str, bounds: limits::Whole| {
+            let number = positive(text).ok_or_else(unknown)?;
+            bounds.check(number).map(|n| n as u32).map_err(|e| out(format!("{what} {e}")))
+        };
+        let requests = |text: &str| number(text, "requests", limits::BURST_REQUESTS);
+        let tokens = |text: &str| number(text, "prompt tokens", limits::PROMPT_TOKENS);
+        let one = || tokens(rest);
+        let two = || {
+            let (n, p) = rest.split_once('x').ok_or_else(unknown)?;
+            let (n, p) = (requests(n)?, tokens(p)?);
+            burst_fits(u64::from(n) * u64::from(p)).map_err(out)?;
+            Ok::<_, WorkloadError>((n, p))
+        };
         let cycle = |n: u32, output| (0..n as usize).map(|i| Shot::new(SHORT_PROMPTS[i % 4], output)).collect();
         let equal = |(n, p): (u32, u32)| vec![Shot::new(p, OUTPUT_TOKENS_DEFAULT); n as usize];
         Ok(match (family, rest) {
             ("isolated", _) => Self::burst(name, vec![Shot::new(one()?, OUTPUT_TOKENS_DEFAULT)]),
-            ("short", _) => Self::burst(name, cycle(one()?, OUTPUT_TOKENS_DEFAULT)),
+            ("short", _) => Self::burst(name, cycle(requests(rest)?, OUTPUT_TOKENS_DEFAULT)),
             ("tiny", _) => {
                 let (n, output) = two()?;
                 Self::burst(name, cycle(n, output))
@@ -174,7 +195,13 @@ impl Workload {
     }
 }
 
-fn positive(text: &str) -> Option<u32> {
+/// Prompt tokens of a burst in all.
+fn burst_fits(tokens: u64) -> Result<u64, String> {
+    limits::BURST_TOKENS.check(tokens).map_err(|e| format!("prompt tokens in all: {e}"))
+}
+
+/// A number in a name: digits alone.
+fn positive(text: &str) -> Option<u64> {
     text.parse().ok().filter(|&n| n > 0)
 }
 
@@ -271,16 +298,51 @@ pub fn from_file(path: &Path) -> Result<Vec<Workload>, WorkloadError> {
 
 fn from_toml(text: &str) -> Result<Vec<Workload>, String> {
     let file: File = toml::from_str(text).map_err(|e| e.to_string())?;
-    file.workload.into_iter().map(FileWorkload::checked).collect()
+    let mut workloads: Vec<Workload> = Vec::new();
+    for described in file.workload {
+        let workload = described.checked()?;
+        if workloads.iter().any(|w| w.name == workload.name) {
+            return Err(format!("two workloads are named {}; every name may occur once", workload.name));
+        }
+        workloads.push(workload);
+    }
+    Ok(workloads)
+}
+
+/// Names that stand for something else on the command line.
+const RESERVED: [&str; 2] = ["all", "sustained"];
+
+/// A name that a list can hold and that is nobody else's.
+fn own_name(name: &str) -> Result<(), String> {
+    let told = |why: &str| Err(format!("a workload cannot be named {name:?}: {why}; choose another name"));
+    if name.is_empty() || name.contains([',', '*']) || name.trim() != name || name.contains(char::is_control) {
+        return told("a name is not empty and has no comma, star, control character or white space at its ends");
+    }
+    if RESERVED.contains(&name) {
+        return told("it has a meaning of its own");
+    }
+    match Workload::named(name) {
+        Ok(_) | Err(WorkloadError::OutOfBounds { .. }) => told("it is a standard name"),
+        Err(_) => Ok(()),
+    }
 }
 
 impl FileWorkload {
     fn checked(self) -> Result<Workload, String> {
         let name = self.name;
-        let mut shots = Vec::new();
+        own_name(&name)?;
+        let out = |what: &str, e: String| format!("workload {name}: {what} {e}");
+        let length = |what, bounds: limits::Whole, n: u32| bounds.check(n.into()).map_err(|e| out(what, e));
+        let (mut shots, mut tokens) = (Vec::new(), 0);
         for r in &self.requests {
-            if r.prompt == 0 || r.output == 0 || !(r.at_ms >= 0.0 && r.every_ms >= 0.0) {
-                return Err(format!("workload {name}: lengths must be at least 1 and times at least 0"));
+            length("prompt", limits::PROMPT_TOKENS, r.prompt)?;
+            length("output", limits::OUTPUT_TOKENS, r.output)?;
+            let requests = shots.len() as u64 + u64::from(r.count);
+            limits::BURST_REQUESTS.check(requests.max(1)).map_err(|e| out("requests in all", e))?;
+            tokens = burst_fits(tokens + u64::from(r.prompt) * u64::from(r.count).max(1)).map_err(|e| out("", e))?;
+            let last = r.at_ms + f64::from(r.count) * r.every_ms;
+            for (what, ms) in [("at_ms", r.at_ms), ("every_ms", r.every_ms), ("the last request's time in ms", last)] {
+                limits::AT_MS.check(ms).map_err(|e| out(what, e))?;
             }
             shots.extend((0..r.count).map(|i| Shot {
                 at_ms: r.at_ms + f64::from(i) * r.every_ms,
@@ -293,8 +355,12 @@ impl FileWorkload {
         if shots.is_empty() {
             return Err(format!("workload {name} has no requests"));
         }
+        if let Some(e) = &self.established {
+            length("established prompt", limits::PROMPT_TOKENS, e.prompt)?;
+            length("established output", limits::OUTPUT_TOKENS, e.output)?;
+        }
         let established = match self.established {
-            Some(e) if e.prompt == 0 || e.trigger_token == 0 || e.trigger_token >= e.output => {
+            Some(e) if e.trigger_token == 0 || e.trigger_token >= e.output => {
                 return Err(format!("workload {name}: the stream must outlast its trigger_token"));
             }
             Some(e) => Some(Established { shot: Shot::new(e.prompt, e.output), trigger_token: e.trigger_token }),
@@ -373,6 +439,11 @@ mod tests {
 
     #[test]
     fn names_without_meaning_are_refused() {
+        for name in
+            ["batch-4294967295x1", "batch-1x4294967295", "short-100001", "long-1000x1000000", "tiny-99999999999x1"]
+        {
+            assert!(matches!(Workload::named(name), Err(WorkloadError::OutOfBounds { .. })), "{name}");
+        }
         for name in ["isolated", "isolated-0", "isolated-x", "long-4", "mixed-9", "fairness-up", "", "tiny-4"] {
             assert!(Workload::named(name).is_err(), "{name}");
         }
@@ -394,6 +465,28 @@ mod tests {
         let own = from_toml(text).expect("a good file");
         assert_eq!(own[0].shots.iter().map(|s| s.at_ms).collect::<Vec<_>>(), [0.0, 2.5, 5.0]);
         assert_eq!(select("chatty", &own).expect("found")[0], own[0]);
+        let one = |name: &str, request: &str| {
+            from_toml(&format!("[[workload]]\nname = \"{name}\"\nrequests = [{{ {request} }}]\n"))
+        };
+        for name in
+            ["isolated-8", "isolated-77", "batch-999999999x9", "all", "sustained", "a,b", "a*", "", " a", "a\\n"]
+        {
+            assert!(one(name, "prompt = 8").is_err_and(|e| e.contains("choose another name")), "{name}");
+        }
+        assert!(from_toml(&text.repeat(2)).is_err_and(|e| e.contains("two workloads are named chatty")));
+        for wrong in [
+            "prompt = 1048577",
+            "prompt = 8, output = 4294967295",
+            "prompt = 8, count = 4294967295",
+            "prompt = 1000000, count = 1000",
+            "prompt = 8, at_ms = inf",
+            "prompt = 8, at_ms = nan",
+            "prompt = 8, at_ms = -1.0",
+            "prompt = 8, count = 2, every_ms = 1e300",
+            "prompt = 8, count = 0",
+        ] {
+            assert!(one("x", wrong).is_err(), "{wrong}");
+        }
         assert!(from_toml("[[workload]]\nname = 'x'\nrequests = []\n").is_err());
         assert!(from_toml("[[workload]]\nname = 'x'\nrequests = [{ prompt = 0 }]\n").is_err());
         let unknown = from_toml("[[workload]]\nname = 'x'\nrequests = [{ prompt = 1, ouput = 3 }]\n");
