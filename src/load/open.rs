@@ -14,6 +14,7 @@ use super::dialect::{Dialect, Policy};
 use super::drive::{Measured, Setup};
 use super::figures::{Counts, Origin, round_of};
 use super::job::{CancelPoint, Job, Outcome, Record, Wire};
+use super::limits;
 use super::oracle::Verification;
 use super::render::Renderer;
 use super::report::Second;
@@ -62,15 +63,37 @@ impl Mix {
         if known.is_empty() { vec![Policy::Greedy] } else { known }
     }
 
+    /// The same mix, in which every request is cancelled.
+    #[must_use]
+    pub fn all_cancelled(&self) -> Self {
+        Self { cancel_every: 1, ..self.clone() }
+    }
+
+    /// Dialect and cancel point of the n-th request: the one rule for every kind of run. Whatever the numbers of dialects and points and
+    /// the distance of cancelled requests are, `dialects` cancelled requests after one another meet every dialect once, and the next
+    /// point is taken only then, so that every point meets every dialect. Points shift once more when they and the prompt lengths have
+    /// come round together, so that every point meets every length
+    /// that cancelled requests have.
+    pub fn turn(&self, n: usize) -> (Dialect, Option<CancelPoint>) {
+        let (dialects, every) = (self.dialects.len(), self.cancel_every.max(1));
+        let dialect = self.dialects[(n + n / least_common_multiple(every, dialects)) % dialects];
+        if self.cancel_every == 0 || self.cancel_at.is_empty() || !(n + 1).is_multiple_of(every) {
+            return (dialect, None);
+        }
+        let (points, cycle) = (self.cancel_at.len(), n / every / dialects);
+        let shift = cycle / least_common_multiple(self.prompts.len(), points);
+        (dialect, Some(self.cancel_at[(cycle + shift) % points]))
+    }
+
     /// The n-th request's shot and prompt variant: dialects turn fastest, then lengths, policies, variants.
     fn shot(&self, n: u64) -> (u64, Shot) {
-        let mut rest = n as usize;
+        let (dialect, _) = self.turn(n as usize);
+        let mut rest = n as usize / self.dialects.len();
         let mut turn = |of: usize| {
             let at = rest % of;
             rest /= of;
             at
         };
-        let dialect = self.dialects[turn(self.dialects.len())];
         let prompt = self.prompts[turn(self.prompts.len())];
         let policies = self.policies_on(dialect);
         let policy = policies[turn(policies.len())];
@@ -100,20 +123,30 @@ impl Mix {
         wires
     }
 
-    fn cancel(&self, n: usize) -> Option<CancelPoint> {
-        if self.cancel_every == 0 || self.cancel_at.is_empty() || !(n + 1).is_multiple_of(self.cancel_every) {
-            return None;
-        }
-        Some(self.cancel_at[n / self.cancel_every % self.cancel_at.len()])
+    /// The n-th request, due at that time.
+    pub fn planned(&self, renderer: &Renderer, n: usize, due_s: f64) -> Planned {
+        Planned { due_s, wire: self.wire(renderer, n as u64), cancel: self.turn(n).1 }
     }
 
     /// The mix at these times.
     pub fn plan(&self, renderer: &Renderer, due_s: &[f64]) -> Vec<Planned> {
-        let one = |(n, &due_s): (usize, &f64)| {
-            let wire = self.wire(renderer, n as u64);
-            Planned { due_s, wire, cancel: self.cancel(n) }
-        };
-        due_s.iter().enumerate().map(one).collect()
+        due_s.iter().enumerate().map(|(n, &due_s)| self.planned(renderer, n, due_s)).collect()
+    }
+
+    /// Whether so many requests of the mix can be written before the first is sent.
+    ///
+    /// # Errors
+    /// There is none, or they are too many or too long, and what to do.
+    pub fn check(&self, requests: usize) -> Result<(), String> {
+        if requests == 0 {
+            return Err("no request is due in this time; raise the rate or the duration".into());
+        }
+        let requests =
+            limits::RUN_REQUESTS.check(requests as u64).map_err(|e| format!("the number of requests {e}"))?;
+        let lengths = self.prompts.iter().map(|&p| u64::from(p)).sum::<u64>();
+        let tokens = lengths / self.prompts.len().max(1) as u64 * requests;
+        limits::RUN_TOKENS.check(tokens.max(1)).map_err(|e| format!("the number of prompt tokens in all {e}"))?;
+        Ok(())
     }
 
     /// A trace in the mix's dialects and policies, with the trace's times and lengths.
@@ -122,10 +155,18 @@ impl Mix {
             let (_, like) = self.shot(n as u64);
             let shot = Shot { prompt: entry.prompt_length, output: entry.output_length, ..like };
             let wire = renderer.wire(TRACE, 0, n as u64, &shot);
-            Planned { due_s: entry.timestamp, wire, cancel: self.cancel(n) }
+            Planned { due_s: entry.timestamp, wire, cancel: self.turn(n).1 }
         };
         trace.iter().enumerate().map(one).collect()
     }
+}
+
+fn least_common_multiple(a: usize, b: usize) -> usize {
+    let (mut x, mut y) = (a.max(1), b.max(1));
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    a.max(1) / x * b.max(1)
 }
 
 /// What an open-loop run gave.
@@ -259,6 +300,42 @@ mod tests {
         let known = keys(mix.wires(&renderer));
         assert_eq!(sent, known);
         assert_eq!(known.len(), (5 + 3 + 3 + 4) * 4 * 2);
+    }
+
+    #[test]
+    fn every_cancel_point_meets_every_dialect_and_every_prompt_length_equally_often() {
+        let points = vec![
+            CancelPoint::AtOnce,
+            CancelPoint::AfterMs(20),
+            CancelPoint::AfterTokens(1),
+            CancelPoint::AfterTokens(8),
+        ];
+        // Distances that share every, some or no factor with the number of dialects; 17 is the default.
+        for cancel_every in [1, 2, 3, 4, 6, 8, 16, 17, 20] {
+            let mix = Mix { cancel_every, cancel_at: points.clone(), ..mix() };
+            let mut pairs = BTreeMap::new();
+            let mut lengths = BTreeMap::new();
+            for n in 0..64 * cancel_every {
+                let (dialect, Some(point)) = mix.turn(n) else { continue };
+                let (_, shot) = mix.shot(n as u64);
+                assert_eq!(shot.dialect, Some(dialect));
+                *pairs.entry((dialect, format!("{point:?}"))).or_insert(0) += 1;
+                *lengths.entry((shot.prompt, format!("{point:?}"))).or_insert(0) += 1;
+            }
+            assert!(pairs.len() == 16 && pairs.values().all(|&n| n == 4), "every {cancel_every}: {pairs:?}");
+            let seen: std::collections::BTreeSet<u32> = lengths.keys().map(|(length, _)| *length).collect();
+            assert!(lengths.len() == 4 * seen.len(), "every {cancel_every}: {lengths:?}");
+        }
+        let all = Mix { cancel_at: points, ..mix() }.all_cancelled();
+        assert!((0..100).all(|n| all.turn(n).1.is_some()));
+    }
+
+    #[test]
+    fn a_plan_of_nothing_or_of_too_much_is_refused_before_it_is_written() {
+        assert!(mix().check(0).is_err_and(|e| e.contains("no request is due")));
+        assert!(mix().check(1_000_000).is_ok() && mix().check(1_000_001).is_err());
+        let long = Mix { prompts: vec![1 << 20], ..mix() };
+        assert!(long.check(512).is_ok() && long.check(513).is_err());
     }
 
     #[test]

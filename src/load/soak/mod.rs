@@ -216,7 +216,7 @@ impl SoakRun<'_> {
         let seed = self.setup.renderer.seeding().seed;
         let one = |(index, &seconds): (usize, &f64)| {
             progress.println(format!("{name}, window {} of {}: {rate:.2} requests/s", index + 1, windows.len()));
-            let due = arrivals.schedule(seconds, seed + index as u64);
+            let due = arrivals.schedule(seconds, seed.wrapping_add(index as u64));
             let planned = self.mix.plan(self.setup.renderer, &due);
             self.window(|| {
                 let run = open::run(&self.setup, name, planned, progress);
@@ -242,13 +242,13 @@ impl SoakRun<'_> {
         let renderer = self.setup.renderer;
         let capture = Capture::Outputs;
         let fleet = Fleet::start(renderer.target().address, self.setup.threads, capture, self.setup.timeout);
+        let mix = self.mix.all_cancelled();
         let (mut sent, mut live, mut cancelled) = (0, 0, 0);
         let (mut records, mut verification) = (Vec::new(), Verification::default());
         loop {
             let wanted = self.plan.cancelled.saturating_sub(cancelled);
             while live < self.plan.concurrency.min(wanted) && sent < CANCEL_TRIES_MAX * self.plan.cancelled {
-                let cancel = self.mix.cancel_at.get(sent % self.mix.cancel_at.len().max(1)).copied();
-                fleet.submit(Job { cancel, ..Job::now(sent, self.mix.wire(renderer, sent as u64)) });
+                fleet.submit(Job { cancel: mix.turn(sent).1, ..Job::now(sent, mix.wire(renderer, sent as u64)) });
                 (sent, live) = (sent + 1, live + 1);
             }
             if live == 0 {
