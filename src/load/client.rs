@@ -22,8 +22,10 @@ use super::job::{CancelPoint, Job, Outcome, Record};
 
 /// Bytes of a worker's read buffer.
 const READ_BUFFER_BYTES: usize = 256 * 1024;
-/// Longest cancel delay is bounded by the request's timeout; this stands for "never".
-const NEVER: Duration = Duration::from_secs(86_400 * 365);
+/// Longest body of a small blocking exchange.
+const BODY_BYTES_MAX: usize = 8 << 20;
+/// The fleet answers for a request so long after its timeout at the latest; past it a worker has died.
+const RECORD_GRACE: Duration = Duration::from_secs(30);
 
 /// Why a small blocking exchange failed.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +39,12 @@ pub enum ClientError {
     /// The connection ended early.
     #[error("the connection ended before the response did")]
     Truncated,
+    /// The exchange as a whole took too long, whatever came meanwhile.
+    #[error("no whole answer within {0:?}")]
+    Late(Duration),
+    /// More than any JSON endpoint says.
+    #[error("the answer exceeds {} bytes", BODY_BYTES_MAX)]
+    TooLong,
 }
 
 /// The worker threads. Dropping it ends them once their requests have ended.
@@ -45,10 +53,12 @@ pub struct Fleet {
     jobs: Vec<tokio_mpsc::UnboundedSender<Job>>,
     records: std_mpsc::Receiver<Record>,
     next: std::cell::Cell<usize>,
+    timeout: Duration,
 }
 
 impl Fleet {
-    /// Starts `threads` workers that connect to `address`. A request that takes longer than `timeout` fails.
+    /// Starts `threads` workers that connect to `address`. A request that takes longer than `timeout`, from its connection to its last
+    /// byte, fails.
     pub fn start(address: SocketAddr, threads: usize, capture: Capture, timeout: Duration) -> Self {
         let (tell, records) = std_mpsc::channel();
         let jobs = (0..threads.max(1))
@@ -59,7 +69,7 @@ impl Fleet {
                 submit
             })
             .collect();
-        Self { jobs, records, next: std::cell::Cell::new(0) }
+        Self { jobs, records, next: std::cell::Cell::new(0), timeout }
     }
 
     /// Hands a job to the next worker, which sends it at once. A dead worker shows as a missing record.
@@ -69,9 +79,9 @@ impl Fleet {
         let _ = self.jobs[turn % self.jobs.len()].send(job);
     }
 
-    /// Waits for the next request to end; `None` when every worker has gone.
+    /// Waits for the next request to end; `None` when a worker has died, which shows as a record that does not come.
     pub fn next(&self) -> Option<Record> {
-        self.records.recv().ok()
+        self.next_within(self.timeout + RECORD_GRACE)
     }
 
     /// Waits at most so long for the next request to end.
@@ -118,72 +128,103 @@ fn work(
     runtime.block_on(local); // the jobs still running
 }
 
+/// When an exchange ends at the latest, and how.
+#[derive(Clone, Copy)]
+struct Limit {
+    /// Nothing of the exchange goes on past it.
+    deadline: Instant,
+    /// Whether the client hangs up before, as planned.
+    cancel_at: Option<Instant>,
+}
+
+impl Limit {
+    fn next(&self) -> Instant {
+        self.cancel_at.map_or(self.deadline, |at| at.min(self.deadline))
+    }
+}
+
 impl Worker {
     async fn perform(&self, job: Job) -> Record {
+        let deadline = Instant::now() + self.timeout;
         let reused = self.idle.borrow_mut().pop();
         let reconnected = reused.is_some();
         if let Some(stream) = reused {
-            let (record, stop) = self.exchange(stream, &job).await;
+            let (record, stop) = self.exchange(stream, &job, deadline).await;
             if matches!(stop, Stop::Ended) {
                 return record;
             }
         }
-        match TcpStream::connect(self.address).await {
-            Ok(stream) => {
+        let begun = Instant::now();
+        let failed = |message| Record { outcome: Outcome::Failed { message }, ..Record::begun(&job, begun) };
+        match tokio::time::timeout_at(deadline.into(), TcpStream::connect(self.address)).await {
+            Ok(Ok(stream)) => {
                 let _ = stream.set_nodelay(true); // a delay costs time, not correctness
-                Record { reconnected, ..self.exchange(stream, &job).await.0 }
+                Record { reconnected, ..self.exchange(stream, &job, deadline).await.0 }
             }
-            Err(e) => {
-                let outcome = Outcome::Failed { message: format!("cannot connect: {e}") };
-                Record { outcome, ..Record::begun(&job, Instant::now()) }
-            }
+            Ok(Err(e)) => failed(format!("cannot connect: {e}")),
+            Err(_) => failed(format!("no connection within {} s", self.timeout.as_secs())),
         }
     }
 
-    async fn exchange(&self, stream: TcpStream, job: &Job) -> (Record, Stop) {
+    async fn exchange(&self, stream: TcpStream, job: &Job, deadline: Instant) -> (Record, Stop) {
         let sent = Instant::now();
         let mut answer = Answer::new(job, sent, self.capture);
-        if let Err(e) = write_all(&stream, &job.wire.bytes).await {
-            return (answer.fail(format!("cannot send: {e}")), Stop::Stale);
+        match tokio::time::timeout_at(deadline.into(), write_all(&stream, &job.wire.bytes)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => return (answer.fail(format!("cannot send: {e}")), Stop::Stale),
+            Err(_) => return (answer.fail(self.late("the target does not read the request")), Stop::Ended),
         }
-        let cancel_after = match job.cancel {
+        let cancel_at = match job.cancel {
             Some(CancelPoint::AtOnce) => return (answer.cancelled(), Stop::Ended),
-            Some(CancelPoint::AfterMs(ms)) => Duration::from_millis(u64::from(ms)),
-            Some(CancelPoint::AfterTokens(_)) | None => NEVER,
+            Some(CancelPoint::AfterMs(ms)) => Some(sent + Duration::from_millis(u64::from(ms))),
+            Some(CancelPoint::AfterTokens(_)) | None => None,
         };
-        let deadline = tokio::time::sleep(cancel_after.min(self.timeout));
-        tokio::pin!(deadline);
+        let limit = Limit { deadline, cancel_at };
+        let timer = tokio::time::sleep_until(limit.next().into());
+        tokio::pin!(timer);
         loop {
             tokio::select! {
                 biased;
                 ready = stream.readable() => if let Err(e) = ready {
                     return (answer.fail(format!("the connection failed: {e}")), Stop::Ended);
                 },
-                () = &mut deadline => {
-                    let ended = if cancel_after < self.timeout { answer.cancelled() }
-                        else { answer.fail(format!("no end within {} s", self.timeout.as_secs())) };
-                    return (ended, Stop::Ended);
-                }
+                () = &mut timer => return self.stopped(answer, limit),
             }
             let mut buffer = self.buffer.borrow_mut();
             match stream.try_read(&mut buffer) {
                 Ok(0) => return answer.closed(),
-                Ok(n) => match answer.take(&buffer[..n], Instant::now()) {
-                    Progress::More => {}
-                    Progress::Cancel => return (answer.cancelled(), Stop::Ended),
-                    Progress::Done { reusable } => {
-                        if reusable {
-                            self.idle.borrow_mut().push(stream);
+                Ok(n) => {
+                    let now = Instant::now();
+                    match answer.take(&buffer[..n], now) {
+                        // A stream that is always readable never lets the timer have its turn.
+                        Progress::More if now >= limit.next() => return self.stopped(answer, limit),
+                        Progress::More => {}
+                        Progress::Cancel => return (answer.cancelled(), Stop::Ended),
+                        Progress::Done { reusable } => {
+                            if reusable {
+                                self.idle.borrow_mut().push(stream);
+                            }
+                            return (answer.finish(), Stop::Ended);
                         }
-                        return (answer.finish(), Stop::Ended);
+                        Progress::Broken(e) => return (answer.fail(e.to_string()), Stop::Ended),
                     }
-                    Progress::Broken(e) => return (answer.fail(e.to_string()), Stop::Ended),
-                },
+                }
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
                 Err(_) if !answer.has_begun() => return answer.closed(),
                 Err(e) => return (answer.fail(format!("the connection failed: {e}")), Stop::Ended),
             }
         }
+    }
+
+    /// The moment of the limit has come.
+    fn stopped(&self, answer: Answer, limit: Limit) -> (Record, Stop) {
+        let planned = limit.cancel_at.is_some_and(|at| at < limit.deadline);
+        let record = if planned { answer.cancelled() } else { answer.fail(self.late("no end")) };
+        (record, Stop::Ended)
+    }
+
+    fn late(&self, what: &str) -> String {
+        format!("{what} within {} s; --timeout-s sets how long a request may take", self.timeout.as_secs())
     }
 }
 
@@ -201,16 +242,27 @@ async fn write_all(stream: &TcpStream, mut bytes: &[u8]) -> std::io::Result<()> 
 /// One small blocking exchange, for JSON endpoints.
 ///
 /// # Errors
-/// The target does not accept the connection, does not answer within `timeout`, or not in HTTP.
+/// The target does not accept the connection, has not answered as a whole within `timeout`, says more than an endpoint may, or does not
+/// speak HTTP.
 pub fn fetch(address: SocketAddr, request: &[u8], timeout: Duration) -> Result<(u16, Vec<u8>), ClientError> {
-    let mut stream = std::net::TcpStream::connect_timeout(&address, timeout)?;
-    stream.set_read_timeout(Some(timeout))?;
-    stream.set_write_timeout(Some(timeout))?;
-    stream.write_all(request)?;
+    let deadline = Instant::now() + timeout;
+    // A socket takes no timeout of zero.
+    let left = || match deadline.saturating_duration_since(Instant::now()) {
+        left if left.is_zero() => Err(ClientError::Late(timeout)),
+        left => Ok(left),
+    };
+    let timed = |e: std::io::Error| match e.kind() {
+        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => ClientError::Late(timeout),
+        _ => ClientError::Io(e),
+    };
+    let mut stream = std::net::TcpStream::connect_timeout(&address, left()?).map_err(timed)?;
+    stream.set_write_timeout(Some(left()?))?;
+    stream.write_all(request).map_err(timed)?;
     let mut decoder = ResponseDecoder::new();
     let (mut buffer, mut body) = ([0; 8192], Vec::new());
     while !decoder.is_done() {
-        let n = stream.read(&mut buffer)?;
+        stream.set_read_timeout(Some(left()?))?;
+        let n = stream.read(&mut buffer).map_err(timed)?;
         if n == 0 {
             if !decoder.end_of_input() {
                 return Err(ClientError::Truncated);
@@ -218,6 +270,9 @@ pub fn fetch(address: SocketAddr, request: &[u8], timeout: Duration) -> Result<(
             break;
         }
         decoder.feed(&buffer[..n], &mut |_, piece| body.extend_from_slice(piece))?;
+        if body.len() > BODY_BYTES_MAX {
+            return Err(ClientError::TooLong);
+        }
     }
     Ok((decoder.head().map_or(0, |h| h.status), body))
 }

@@ -4,9 +4,11 @@
 //! the JSON and keeps ids and text for comparison. Token counts come from the server's usage figures where it reports them; an event
 //! is not always one token.
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::job::Length;
 use crate::protocol::events::SseEvent;
 
 /// A surface of a server.
@@ -45,6 +47,15 @@ impl Dialect {
             Dialect::OpenaiCompletions => "/v1/completions",
             Dialect::OpenaiChat => "/v1/chat/completions",
             Dialect::Anthropic => "/v1/messages",
+        }
+    }
+
+    /// Whether the dialect says that an event is JSON; what counts for nothing may hold anything.
+    fn is_json(self, event: SseEvent<'_>) -> bool {
+        match self {
+            Dialect::Native => matches!(event.name, b"token" | b"done"),
+            Dialect::OpenaiCompletions | Dialect::OpenaiChat => event.data != OPENAI_END && event.name != b"error",
+            Dialect::Anthropic => event.name == b"content_block_delta" || event.name.starts_with(b"message_"),
         }
     }
 
@@ -162,6 +173,11 @@ pub struct Ask<'a> {
 }
 
 impl Ask<'_> {
+    /// What the answer must have: every token asked for where the target takes `ignore_eos`.
+    pub fn length(&self) -> Length {
+        if self.takes.ignore_eos { Length::Exactly(self.max_tokens) } else { Length::AtMost(self.max_tokens) }
+    }
+
     /// The JSON body.
     pub fn body(&self) -> String {
         let mut body = Map::new();
@@ -228,14 +244,31 @@ pub enum Meaning {
         /// Generated tokens, where the event tells.
         output: Option<u32>,
     },
-    /// The server gave up on the request.
+    /// The server gave up on the request, or says what its dialect does not know.
     Error(String),
     /// Nothing that counts: roles, pings, empty deltas.
     Nothing,
 }
 
-/// Reads one event.
+/// The data of the last event of OpenAI's streams.
+const OPENAI_END: &[u8] = b"[DONE]";
+/// Characters of an event that an error repeats.
+const EVENT_SHOWN: usize = 120;
+
+/// Reads one event. An event that counts and is no JSON is an error.
 pub fn interpret(dialect: Dialect, capture: Capture, event: SseEvent<'_>) -> Meaning {
+    if !dialect.is_json(event) || serde_json::from_slice::<IgnoredAny>(event.data).is_ok() {
+        return meaning(dialect, capture, event);
+    }
+    Meaning::Error(format!("an event of the stream is no JSON: {}", shown(event.data)))
+}
+
+/// The beginning of an event.
+fn shown(data: &[u8]) -> String {
+    String::from_utf8_lossy(data).chars().take(EVENT_SHOWN).collect()
+}
+
+fn meaning(dialect: Dialect, capture: Capture, event: SseEvent<'_>) -> Meaning {
     match dialect {
         Dialect::Native => native(capture, event),
         Dialect::OpenaiCompletions => openai(capture, event, b"\"text\":"),
@@ -246,15 +279,24 @@ pub fn interpret(dialect: Dialect, capture: Capture, event: SseEvent<'_>) -> Mea
 
 fn native(capture: Capture, event: SseEvent<'_>) -> Meaning {
     match event.name {
-        b"token" => match capture {
-            Capture::Counts => Meaning::Token { id: number_after(event.data, b"\"token_id\":"), text: String::new() },
-            Capture::Outputs => {
-                let value = parse(event.data);
-                Meaning::Token { id: u32_at(&value, "/token_id"), text: string_at(&value, "/text") }
+        b"token" => {
+            let (id, text) = match capture {
+                Capture::Counts => (number_after(event.data, b"\"token_id\":"), String::new()),
+                Capture::Outputs => {
+                    let value = parse(event.data);
+                    (u32_at(&value, "/token_id"), string_at(&value, "/text"))
+                }
+            };
+            match id {
+                Some(_) => Meaning::Token { id, text },
+                None => Meaning::Error(format!("a token event without its token_id: {}", shown(event.data))),
             }
-        },
+        }
         b"done" => {
             let value = parse(event.data);
+            if !value.is_object() {
+                return Meaning::Error(format!("the done event is no JSON object: {}", shown(event.data)));
+            }
             let text = if capture == Capture::Outputs { string_at(&value, "/text") } else { String::new() };
             Meaning::Done { text, output: u32_at(&value, "/tokens_generated") }
         }
@@ -264,7 +306,7 @@ fn native(capture: Capture, event: SseEvent<'_>) -> Meaning {
 }
 
 fn openai(capture: Capture, event: SseEvent<'_>, text_key: &[u8]) -> Meaning {
-    if event.data == b"[DONE]" {
+    if event.data == OPENAI_END {
         return Meaning::Done { text: String::new(), output: None };
     }
     if has_object_after(event.data, b"\"usage\":") {

@@ -8,6 +8,24 @@ use serde::Serialize;
 
 use super::dialect::Dialect;
 
+/// How many tokens an answer has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Length {
+    /// So many: the request names them and says `ignore_eos`, which the target takes.
+    Exactly(u32),
+    /// So many or fewer: the model may end it, at once even.
+    AtMost(u32),
+}
+
+impl Length {
+    /// The most.
+    pub const fn most(self) -> u32 {
+        match self {
+            Length::Exactly(tokens) | Length::AtMost(tokens) => tokens,
+        }
+    }
+}
+
 /// A request ready to be written.
 #[derive(Clone, Debug)]
 pub struct Wire {
@@ -17,12 +35,14 @@ pub struct Wire {
     pub bytes: Arc<[u8]>,
     /// Names the request in an oracle; empty when its answer is drawn without a seed.
     pub key: Arc<str>,
+    /// What its answer must have.
+    pub length: Length,
 }
 
 impl Wire {
     /// Takes rendered bytes.
-    pub fn new(dialect: Dialect, bytes: Vec<u8>, key: String) -> Self {
-        Self { dialect, bytes: bytes.into(), key: key.into() }
+    pub fn new(dialect: Dialect, bytes: Vec<u8>, key: String, length: Length) -> Self {
+        Self { dialect, bytes: bytes.into(), key: key.into(), length }
     }
 }
 
@@ -75,7 +95,7 @@ impl Job {
 pub enum Outcome {
     /// The stream ended as its dialect ends streams.
     Completed,
-    /// Refused for want of room: 429, 503 or 529.
+    /// Refused for want of room: 429, 529, or a 503 that says so (`Retry-After`, or a code of overload or drain).
     Refused {
         /// The status.
         status: u16,
@@ -113,6 +133,8 @@ pub struct Record {
     pub ended: Instant,
     /// How it ended.
     pub outcome: Outcome,
+    /// The status of a response that arrived whole.
+    pub status: Option<u16>,
     /// The server said when to retry.
     pub has_retry_after: bool,
     /// Arrival of each output event, microseconds after `sent`.
@@ -135,7 +157,7 @@ impl Record {
     /// A request that got nowhere.
     pub fn failed(id: usize, message: String) -> Self {
         let now = Instant::now();
-        let job = Job::now(id, Wire::new(Dialect::Native, Vec::new(), String::new()));
+        let job = Job::now(id, Wire::new(Dialect::Native, Vec::new(), String::new(), Length::AtMost(0)));
         Self { outcome: Outcome::Failed { message }, ..Self::begun(&job, now) }
     }
 
@@ -148,6 +170,7 @@ impl Record {
             sent,
             ended: sent,
             outcome: Outcome::Completed,
+            status: None,
             has_retry_after: false,
             event_us: Vec::new(),
             prompt_tokens: None,

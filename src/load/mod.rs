@@ -8,10 +8,14 @@ mod answer;
 pub mod arrivals;
 pub mod burst;
 pub mod client;
+#[cfg(test)]
+mod client_tests;
 pub mod compare;
 pub mod devices;
 pub mod dialect;
 pub mod drive;
+#[cfg(test)]
+mod fake;
 pub mod figures;
 pub mod http1;
 pub mod job;

@@ -60,6 +60,16 @@ impl Renderer {
         Ok(Self { target, model, dialect, takes, seeding })
     }
 
+    /// Probes one more dialect.
+    ///
+    /// # Errors
+    /// The target refuses it in every form.
+    pub fn add(&mut self, dialect: Dialect) -> Result<(), TargetError> {
+        let takes = probe(&self.target, dialect, &self.model, self.seeding.token_range)?;
+        self.takes.insert(dialect, takes);
+        Ok(())
+    }
+
     /// A renderer that asks nothing and assumes the best of every dialect, for tests and the stub.
     pub fn unprobed(target: Target, model: &str, dialect: Dialect, seeding: Seeding) -> Self {
         let takes = Dialect::ALL.into_iter().map(|d| (d, Capabilities::best_of(d))).collect();
@@ -98,9 +108,10 @@ impl Renderer {
             prompts::words(&mut rng, shot.prompt)
         };
         let (model, max_tokens, policy) = (self.model.as_str(), shot.output, shot.policy);
-        let body = Ask { dialect, model, prompt: &prompt, max_tokens, policy, seed, takes }.body();
+        let ask = Ask { dialect, model, prompt: &prompt, max_tokens, policy, seed, takes };
+        let body = ask.body();
         let key = if takes.repeats(policy) { key(dialect, &body) } else { String::new() };
-        Wire::new(dialect, self.target.post(dialect, &body), key)
+        Wire::new(dialect, self.target.post(dialect, &body), key, ask.length())
     }
 }
 

@@ -45,7 +45,7 @@ pub struct Capacity {
 #[derive(Debug, thiserror::Error)]
 pub enum SelfTestError {
     /// The stub cannot listen.
-    #[error("cannot start the stub: {0}")]
+    #[error("the stub of the self-test: {0}")]
     Stub(#[from] std::io::Error),
     /// The stub cannot be addressed.
     #[error(transparent)]
@@ -62,8 +62,8 @@ pub fn measure(dialect: Dialect, options: StubOptions, test: SelfTest) -> Result
     let prompt = Prompt::Tokens(vec![1; 8]);
     let takes = Capabilities::best_of(dialect);
     let (max_tokens, policy) = (test.tokens, Policy::Greedy);
-    let body = Ask { dialect, model: "stub", prompt: &prompt, max_tokens, policy, seed: 0, takes }.body();
-    let wire = Wire::new(dialect, target.post(dialect, &body), String::new());
+    let ask = Ask { dialect, model: "stub", prompt: &prompt, max_tokens, policy, seed: 0, takes };
+    let wire = Wire::new(dialect, target.post(dialect, &ask.body()), String::new(), ask.length());
     let fleet = Fleet::start(target.address, test.threads, Capture::Counts, Duration::from_secs(60));
     let start = Instant::now();
     for id in 0..test.concurrency {

@@ -73,9 +73,11 @@ impl Stub {
     /// Listens on `address` (port 0 picks one) and serves on threads of its own.
     ///
     /// # Errors
-    /// The address cannot be bound.
+    /// The address cannot be bound; the error names it.
     pub fn start(address: SocketAddr, options: StubOptions) -> std::io::Result<Self> {
-        let listener = TcpListener::bind(address)?;
+        let listener = TcpListener::bind(address).map_err(|e| {
+            std::io::Error::new(e.kind(), format!("cannot listen on {address}: {e}; choose another address or port"))
+        })?;
         let address = listener.local_addr()?;
         let counters = Arc::new(Counters::default());
         let threads = (0..options.threads.max(1)).map(|_| {
@@ -239,7 +241,7 @@ impl Server {
 }
 
 fn json(out: &mut Vec<u8>, status: &str, body: &str) {
-    let retry = if status.starts_with("429") { "retry-after: 1\r\n" } else { "" };
+    let retry = if status.starts_with("429") || status.starts_with("529") { "retry-after: 1\r\n" } else { "" };
     let head = format!(
         "HTTP/1.1 {status}\r\ncontent-type: application/json\r\n{retry}content-length: {}\r\n\r\n{body}",
         body.len()

@@ -1,7 +1,7 @@
 //! The server under load: its address, its small JSON endpoints, and what each of its dialects takes.
 
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -10,6 +10,15 @@ use super::dialect::{Ask, Capabilities, Capture, Dialect, Policy};
 use super::job::{Job, Outcome, Record, Wire};
 use super::prompts::{self, TokenRange};
 use super::rng::SplitMix64;
+
+/// Longest wait for all the small requests of one probe, unless the target was given less: a server may load its model on the first.
+const PROBE_WAIT: Duration = Duration::from_secs(120);
+/// Longest wait for a JSON endpoint.
+const JSON_WAIT: Duration = Duration::from_secs(10);
+/// Requests of one probe: every form once, and a few answers of a busy server.
+const PROBE_TRIES: usize = 8;
+/// Between two tries at a busy server.
+const BUSY_WAIT: Duration = Duration::from_millis(500);
 
 /// Why a target cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -21,7 +30,7 @@ pub enum TargetError {
     #[error("cannot resolve {0}; check the host name")]
     Unresolved(String),
     /// It does not answer.
-    #[error("{url} does not answer: {source}; is the server running?")]
+    #[error("{url} does not answer: {source}; is the server running and ready?")]
     Silent {
         /// The target.
         url: String,
@@ -29,11 +38,31 @@ pub enum TargetError {
         source: ClientError,
     },
     /// It refuses every form of a small request.
-    #[error("the target does not take {dialect} requests: {message}")]
+    #[error("the target does not take {dialect} requests: {message}; choose a dialect that it speaks")]
     Unusable {
         /// The dialect tried.
         dialect: &'static str,
         /// Its last answer.
+        message: String,
+    },
+    /// It refuses everything for want of room.
+    #[error("the target refused small {dialect} requests {tries} times with status {status}; wait until it has room")]
+    Busy {
+        /// The dialect tried.
+        dialect: &'static str,
+        /// How often.
+        tries: usize,
+        /// Its last status.
+        status: u16,
+    },
+    /// A small request had no whole answer.
+    #[error("a small {dialect} request to {url} failed: {message}")]
+    Unanswered {
+        /// The target.
+        url: String,
+        /// The dialect tried.
+        dialect: &'static str,
+        /// What happened.
         message: String,
     },
 }
@@ -51,6 +80,8 @@ pub struct Target {
     base: String,
     /// Sent as a bearer token and as `x-api-key`.
     api_key: Option<String>,
+    /// Its answers to probes and small questions must have come by then.
+    patience: Duration,
 }
 
 impl Target {
@@ -73,7 +104,13 @@ impl Target {
         let resolved = with_port.to_socket_addrs().ok().and_then(|mut found| found.next());
         let address = resolved.ok_or_else(|| TargetError::Unresolved(host.to_owned()))?;
         let base = base.trim_end_matches('/').trim_end_matches("/v1").to_owned();
-        Ok(Self { url: url.to_owned(), address, host: host.to_owned(), base, api_key })
+        Ok(Self { url: url.to_owned(), address, host: host.to_owned(), base, api_key, patience: PROBE_WAIT })
+    }
+
+    /// The same target, which must answer probes and small questions within `timeout` where that is less than their own bounds.
+    #[must_use]
+    pub fn within(self, timeout: Duration) -> Self {
+        Self { patience: timeout.min(PROBE_WAIT), ..self }
     }
 
     fn credentials(&self) -> String {
@@ -104,7 +141,7 @@ impl Target {
 
     /// A JSON endpoint's answer; `None` when it does not answer with 200 and JSON.
     pub fn json(&self, path: &str) -> Option<Value> {
-        let (status, body) = super::client::fetch(self.address, &self.get(path), Duration::from_secs(5)).ok()?;
+        let (status, body) = super::client::fetch(self.address, &self.get(path), JSON_WAIT.min(self.patience)).ok()?;
         if status == 200 { serde_json::from_slice(&body).ok() } else { None }
     }
 
@@ -113,7 +150,7 @@ impl Target {
     /// # Errors
     /// The target does not answer at all.
     pub fn first_model(&self) -> Result<Option<String>, TargetError> {
-        let answer = super::client::fetch(self.address, &self.get("/v1/models"), Duration::from_secs(10));
+        let answer = super::client::fetch(self.address, &self.get("/v1/models"), JSON_WAIT.min(self.patience));
         let (_, body) = answer.map_err(|source| TargetError::Silent { url: self.url.clone(), source })?;
         let list: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
         Ok(list.pointer("/data/0/id").and_then(Value::as_str).map(str::to_owned))
@@ -124,11 +161,13 @@ impl Target {
 /// given up one by one until a request is answered. Busy answers are waited out.
 ///
 /// # Errors
-/// Every form is refused.
+/// Every form is refused, the target stays busy, or a request is not answered: one without an answer says nothing of what it held.
 pub fn probe(target: &Target, dialect: Dialect, model: &str, range: TokenRange) -> Result<Capabilities, TargetError> {
-    let mut message = String::new();
+    let deadline = Instant::now() + target.patience;
+    let (mut message, mut busy, mut tries) = (String::new(), None, 0);
     let mut takes = Capabilities::best_of(dialect);
-    for _ in 0..8 {
+    while tries < PROBE_TRIES {
+        tries += 1;
         let prompt = if takes.token_prompts {
             prompts::tokens(&mut SplitMix64::new(0), 4, range)
         } else {
@@ -137,11 +176,19 @@ pub fn probe(target: &Target, dialect: Dialect, model: &str, range: TokenRange) 
         // A greedy request carries no seed.
         let policy = Policy::Temperature;
         let ask = Ask { dialect, model, prompt: &prompt, max_tokens: 2, policy, seed: 0, takes };
-        let record = once(target, dialect, &ask.body());
+        let record = once(target, &ask, deadline.saturating_duration_since(Instant::now()));
         match record.outcome {
             Outcome::Completed => return Ok(takes),
-            Outcome::Refused { .. } => std::thread::sleep(Duration::from_millis(500)),
+            Outcome::Refused { status } => {
+                busy = Some(status);
+                std::thread::sleep(BUSY_WAIT.min(deadline.saturating_duration_since(Instant::now())));
+            }
             Outcome::Cancelled => {}
+            // The time went by while it was busy.
+            Outcome::Failed { .. } if record.status.is_none() && busy.is_some() => break,
+            Outcome::Failed { message: why } if record.status.is_none() => {
+                return Err(TargetError::Unanswered { url: target.url.clone(), dialect: dialect.name(), message: why });
+            }
             Outcome::Failed { message: why } => {
                 if !give_up(&mut takes, dialect, &why) {
                     return Err(TargetError::Unusable { dialect: dialect.name(), message: why });
@@ -150,7 +197,25 @@ pub fn probe(target: &Target, dialect: Dialect, model: &str, range: TokenRange) 
             }
         }
     }
-    Err(TargetError::Unusable { dialect: dialect.name(), message })
+    Err(match busy {
+        Some(status) => TargetError::Busy { dialect: dialect.name(), tries, status },
+        None => TargetError::Unusable { dialect: dialect.name(), message },
+    })
+}
+
+/// What a target's form of a dialect lacks of the best, in words; empty when it lacks nothing.
+pub fn given_up(dialect: Dialect, takes: Capabilities) -> Vec<&'static str> {
+    let best = Capabilities::best_of(dialect);
+    let lost = [
+        (best.ignore_eos && !takes.ignore_eos, "ignore_eos is not taken, so answers may end early"),
+        (
+            best.token_prompts && !takes.token_prompts,
+            "token ids are not taken, so prompts are words of about that length",
+        ),
+        (best.stream_usage && !takes.stream_usage, "stream usage is not taken, so tokens are counted by output events"),
+        (best.seed && !takes.seed, "a seed is not taken, so drawn answers cannot be compared"),
+    ];
+    lost.into_iter().filter(|(lost, _)| *lost).map(|(_, words)| words).collect()
 }
 
 /// Gives up what the refusal names, or the first that is still sent where it names nothing of it; false when nothing is left to give up.
@@ -171,15 +236,19 @@ fn give_up(takes: &mut Capabilities, dialect: Dialect, why: &str) -> bool {
     chosen.is_some()
 }
 
-fn once(target: &Target, dialect: Dialect, body: &str) -> Record {
-    let fleet = Fleet::start(target.address, 1, Capture::Counts, Duration::from_secs(120));
-    fleet.submit(Job::now(0, Wire::new(dialect, target.post(dialect, body), String::new())));
+fn once(target: &Target, ask: &Ask<'_>, timeout: Duration) -> Record {
+    let fleet = Fleet::start(target.address, 1, Capture::Counts, timeout);
+    let wire = Wire::new(ask.dialect, target.post(ask.dialect, &ask.body()), String::new(), ask.length());
+    fleet.submit(Job::now(0, wire));
     fleet.next().unwrap_or_else(|| Record::failed(0, "the client's thread ended".into()))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+
     use super::*;
+    use crate::load::fake;
 
     #[test]
     fn a_url_gives_address_host_and_base() {
@@ -206,6 +275,35 @@ mod tests {
         assert_eq!(after(chat, &["bad request"; 4]), Some([false; 4]));
         assert_eq!(after(chat, &["bad request"; 5]), None);
         assert_eq!(after(Dialect::Native, &["prompt_tokens has an id beyond the vocabulary"; 4]), None);
+    }
+
+    #[test]
+    fn a_target_without_an_answer_is_not_asked_again_and_a_busy_one_is_told_apart() {
+        let of = |behave: fn(&mut std::net::TcpStream)| {
+            let url = format!("http://{}", fake::target(behave));
+            let target = Target::new(&url, None).expect("a target").within(Duration::from_millis(700));
+            let refusal = probe(&target, Dialect::Native, "", TokenRange::default()).expect_err("it serves nothing");
+            (refusal.to_string(), target.first_model().err().map_or(String::new(), |e| e.to_string()))
+        };
+        let (silent, models) = of(|stream| {
+            let _ = stream.read(&mut [0]);
+            std::thread::park();
+        });
+        assert!(silent.contains("a small native request") && silent.contains("no end within"), "{silent}");
+        assert!(models.contains("no whole answer within 700ms; is the server running"), "{models}");
+        let (busy, _) = of(|stream| {
+            fake::request(stream);
+            let _ = stream.write_all(b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 4\r\n\r\nbusy");
+        });
+        assert!(busy.contains("with status 429; wait until it has room"), "{busy}");
+    }
+
+    #[test]
+    fn what_a_target_gave_up_is_said_in_words() {
+        let takes = Capabilities { ignore_eos: false, seed: false, token_prompts: false, stream_usage: false };
+        assert_eq!(given_up(Dialect::OpenaiCompletions, takes).len(), 4);
+        assert_eq!(given_up(Dialect::Anthropic, takes).len(), 2, "what a surface never had is not given up");
+        assert!(given_up(Dialect::Native, Capabilities::best_of(Dialect::Native)).is_empty());
     }
 
     #[test]
