@@ -74,7 +74,9 @@ fn every_standard_workload_runs_in_a_closed_loop_and_the_report_keeps_every_roun
     let report = json(&out);
     assert_eq!(report["format"], "crucible-load-report/1");
     let workloads = report["workloads"].as_array().expect("workloads");
-    assert_eq!(workloads.len(), 32);
+    // The stub packs nothing and tells nothing of batches: the one workload that promises them is left out, and said so.
+    assert_eq!(workloads.len(), 31);
+    assert!(said(&output).contains("skipped shared-packed-batch"), "{}", said(&output));
     for w in workloads {
         let rounds = w["rounds"].as_array().expect("rounds");
         let (name, shots) = (&w["workload"]["name"], w["workload"]["shots"].as_array().expect("shots").len());
@@ -84,12 +86,7 @@ fn every_standard_workload_runs_in_a_closed_loop_and_the_report_keeps_every_roun
             assert_eq!(round["counts"]["failed"], 0, "{name}: {round}");
         }
     }
-    // The stub packs nothing, so the one promise that it cannot keep must be the one that fails.
-    let failed: Vec<&Value> =
-        report["checks"].as_array().expect("checks").iter().filter(|c| c["passed"] == false).collect();
-    assert_eq!(failed.len(), 1, "{}", said(&output));
-    assert_eq!(failed[0]["name"], "requests of every dialect share one prefill batch");
-    assert!(!output.status.success());
+    assert!(output.status.success(), "{}", said(&output));
     let page = std::fs::read_to_string(&html).expect("the page");
     assert!(page.contains("<svg") && page.contains("stall-941") && !page.contains("NaN"));
     assert!(!page.contains("http-equiv") && !page.contains("<script") && !page.contains("src="));
@@ -129,7 +126,7 @@ fn one_changed_bit_in_the_oracle_is_found_and_the_exit_code_says_so() {
     assert!(said(&refuted).contains("FAIL every output equals the oracle"), "{}", said(&refuted));
 
     let other_seed = run(&[&["run", "--verify", path, "--seed", "2"], &common[..]].concat());
-    assert_eq!(other_seed.status.code(), Some(1), "requests that the oracle does not know must not pass");
+    assert_eq!(other_seed.status.code(), Some(1), "an oracle of another seed must not pass");
 }
 
 #[test]

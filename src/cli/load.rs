@@ -5,6 +5,7 @@
 
 mod args;
 mod checks;
+mod ready;
 mod soak;
 
 use std::path::{Path, PathBuf};
@@ -17,28 +18,32 @@ use serde_json::json;
 pub use args::LoadArgs as Args;
 use args::{
     ClientArgs, DeviceArgs, JudgeArgs, LoadCommand, MixArgs, OpenArgs, OracleArgs, OutputArgs, PairArgs, PressureArgs,
-    RunArgs, SelftestArgs, StubArgs, SweepArgs, TargetArgs,
+    RunArgs, SelftestArgs, StubArgs, SweepArgs,
 };
+use ready::{connect, oracle_of, runnable};
 
 use super::Outcome;
-use crate::load::arrivals::{Arrivals, read_trace};
+use crate::load::arrivals::{Arrivals, Law, read_trace};
 use crate::load::burst::{PromptReuse, Rounds};
 use crate::load::compare::{CompareOptions, compare};
 use crate::load::dialect::{Dialect, Policy};
 use crate::load::drive::{Setup, capacity_per_s, closed_loop, record_oracle, wires_of};
 use crate::load::launch::Variant;
+use crate::load::limits;
 use crate::load::open::{self, Mix, OpenRun};
 use crate::load::oracle::Oracle;
 use crate::load::render::Renderer;
 use crate::load::report::{Report, comparison, html, table, write, write_json};
 use crate::load::selftest::{Capacity, SelfTest, measure};
 use crate::load::stub::{Pace, Stub, StubOptions};
-use crate::load::target::Target;
 use crate::load::watch::{PageCheck, STATS_PERIOD, Watch};
 use crate::load::workload::{STANDARD, Shot, Workload, from_file, select};
 
 /// A server gets this long to become idle before its pages are counted.
 const IDLE_WAIT: Duration = Duration::from_secs(15);
+
+/// Requests of one burst of `--arrivals burst`.
+const BURST_DEFAULT: u32 = 8;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -72,29 +77,9 @@ fn bar() -> ProgressBar {
     ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-fn connect(args: &TargetArgs, dialects: &[Dialect]) -> Result<Renderer, Failure> {
-    let target = Target::new(&args.target, args.api_key.clone())?;
-    Ok(Renderer::connect(target, args.model.clone(), dialects, args.client.seeding())?)
-}
-
-/// The run's own dialect first, then those that single requests name.
-fn dialects_of(own: Dialect, workloads: &[Workload]) -> Vec<Dialect> {
-    let mut dialects = vec![own];
-    for dialect in workloads.iter().flat_map(|w| w.shots.iter().filter_map(|s| s.dialect)) {
-        if !dialects.contains(&dialect) {
-            dialects.push(dialect);
-        }
-    }
-    dialects
-}
-
 fn workloads_of(list: &str, file: Option<&PathBuf>) -> Result<Vec<Workload>, Failure> {
     let own = file.map_or(Ok(Vec::new()), |path| from_file(path))?;
     Ok(select(list, &own)?)
-}
-
-fn read_oracle(judge: &JudgeArgs) -> Result<Option<Oracle>, Failure> {
-    Ok(judge.verify.as_deref().map(Oracle::read).transpose()?)
 }
 
 fn setup<'a>(
@@ -119,6 +104,9 @@ fn begin(
     options: serde_json::Value,
 ) -> Result<Report, Failure> {
     let mut report = Report::begin(kind, renderer, client.threads, options);
+    if report.stats_before.is_none() {
+        eprintln!("note: the target has no /stats, so its pages and its account are not checked");
+    }
     if judge.capacity {
         let test = SelfTest { threads: client.threads, concurrency: 16, tokens: 64, duration_s: 1.0 };
         report.client.capacity = Some(measure(Dialect::Native, StubOptions::default(), test)?);
@@ -135,6 +123,7 @@ fn last_look(report: &mut Report, renderer: &Renderer) {
 
 /// The verdict, the files and the table.
 fn finish(mut report: Report, output: &OutputArgs) -> Outcome {
+    checks::of_target(&mut report);
     checks::of_account(&mut report);
     report.settle();
     if let Some(path) = &output.out {
@@ -154,10 +143,12 @@ fn exit(passed: bool) -> ExitCode {
 
 fn closed(args: &RunArgs) -> Outcome {
     let workloads = workloads_of(&args.work.workload, args.work.workloads.as_ref())?;
-    let renderer = connect(&args.ask.target, &dialects_of(args.ask.dialect, &workloads))?;
-    let oracle = read_oracle(&args.judge)?;
+    let mut renderer = connect(&args.ask.target, &[args.ask.dialect])?;
+    let (workloads, skipped) = runnable(&mut renderer, workloads, &args.work.workload)?;
+    let oracle = oracle_of(&args.judge, &renderer)?;
     let rounds = args.work.rounds();
-    let options = json!({"dialect": args.ask.dialect, "rounds": rounds, "slo": args.judge.slo});
+    oracle.as_ref().map_or(Ok(()), |o| o.covers(wires_of(&renderer, &workloads, rounds)))?;
+    let options = json!({"dialect": args.ask.dialect, "rounds": rounds, "slo": args.judge.slo, "skipped": skipped});
     let mut report = begin("run", &renderer, &args.ask.target.client, &args.judge, options)?;
     let watch = Watch::begin(renderer.target().clone(), &args.devices.options(), STATS_PERIOD)?;
     let progress = bar();
@@ -168,17 +159,16 @@ fn closed(args: &RunArgs) -> Outcome {
     (report.workloads, report.verification, report.checks) =
         (measured.workloads, measured.verification, measured.checks);
     last_look(&mut report, &renderer);
-    checks::no_failures(&mut report);
+    checks::of_requests(&mut report, workloads.len());
     finish(report, &args.output)
 }
 
 fn mix(args: &MixArgs) -> Result<Mix, Failure> {
-    let lengths = args.prompt_tokens.iter().copied().chain([args.output_tokens]);
-    if args.prompt_tokens.is_empty() || lengths.min() == Some(0) || args.prompt_variants == 0 {
-        return Err("prompt lengths, output length and prompt variants must be at least 1".into());
+    if args.prompt_tokens.is_empty() {
+        return Err("--prompt-tokens must name a length".into());
     }
     let or_all = |given: &[Dialect]| if given.is_empty() { Dialect::ALL.to_vec() } else { given.to_vec() };
-    Ok(Mix {
+    let mix = Mix {
         dialects: or_all(&args.dialects),
         policies: if args.policies.is_empty() { Policy::ALL.to_vec() } else { args.policies.clone() },
         prompts: args.prompt_tokens.clone(),
@@ -186,22 +176,34 @@ fn mix(args: &MixArgs) -> Result<Mix, Failure> {
         variants: args.prompt_variants,
         cancel_every: args.cancel_every,
         cancel_at: args.cancel_at.clone(),
-    })
+    };
+    let kinds = mix.dialects.len() * mix.policies.len() * mix.prompts.len();
+    limits::RUN_REQUESTS
+        .check((kinds as u64).saturating_mul(mix.variants))
+        .map_err(|e| format!("dialects × policies × prompt lengths × variants: {e}"))?;
+    Ok(mix)
 }
 
 fn open_loop(args: &OpenArgs, kind: &'static str, factor: f64) -> Outcome {
+    refuse_idle_flags(args, kind)?;
     let mix = mix(&args.mix)?;
+    let trace = args.trace.as_deref().map(read_trace).transpose()?;
+    let tokens = trace.iter().flatten().map(|e| u64::from(e.prompt_length)).sum::<u64>().max(1);
+    limits::RUN_TOKENS.check(tokens).map_err(|e| format!("the trace's prompt tokens in all: {e}"))?;
     let renderer = connect(&args.target, &mix.dialects)?;
-    let oracle = read_oracle(&args.judge)?;
+    let oracle = oracle_of(&args.judge, &renderer)?;
     let setup = setup(&renderer, &args.target.client, &args.judge, oracle.as_ref());
-    let (plan, arrivals, capacity) = match &args.trace {
-        Some(path) => (mix.plan_trace(&renderer, &read_trace(path)?), None, None),
+    let (plan, arrivals, capacity) = match trace {
+        Some(trace) => (mix.plan_trace(&renderer, &trace), None, None),
         None => {
             let (arrivals, capacity) = arrivals(args, &setup, &mix, factor)?;
+            arrivals.check(args.duration_s)?;
             let due = arrivals.schedule(args.duration_s, args.target.client.seed);
+            mix.check(due.len())?;
             (mix.plan(&renderer, &due), Some(arrivals), capacity)
         }
     };
+    oracle.as_ref().map_or(Ok(()), |o| o.covers(plan.iter().map(|p| &p.wire)))?;
     let options = json!({
         "mix": mix, "arrivals": arrivals, "capacity_requests_per_s": capacity, "duration_s": args.duration_s,
         "trace": args.trace, "slo": args.judge.slo,
@@ -220,21 +222,26 @@ fn open_loop(args: &OpenArgs, kind: &'static str, factor: f64) -> Outcome {
     finish(report, &args.output)
 }
 
-fn arrivals(args: &OpenArgs, setup: &Setup<'_>, mix: &Mix, factor: f64) -> Result<(Arrivals, Option<f64>), Failure> {
-    let positive = |name: &str, value: f64| -> Result<f64, Failure> {
-        if value > 0.0 && value.is_finite() { Ok(value) } else { Err(format!("{name} must be above 0").into()) }
-    };
-    positive("--duration-s", args.duration_s)?;
-    let (law, burst) = (args.arrivals, args.burst.max(1));
-    if let Some(rate) = args.rate {
-        return Ok((Arrivals { law, rate: positive("--rate", rate)?, burst }, None));
+/// A flag that would do nothing is a misunderstanding.
+fn refuse_idle_flags(args: &OpenArgs, kind: &str) -> Result<(), Failure> {
+    if args.burst.is_some() && args.arrivals != Law::Burst {
+        return Err("--burst belongs to --arrivals burst".into());
     }
-    let seconds = positive("--calibrate-s", args.calibrate_s)?;
-    let factor = positive("--factor", args.factor.unwrap_or(factor))?;
+    if args.expect_queue.is_some() && kind != "overload" {
+        return Err("--expect-queue belongs to `load overload`: a steady rate need not fill the queue".into());
+    }
+    Ok(())
+}
+
+fn arrivals(args: &OpenArgs, setup: &Setup<'_>, mix: &Mix, factor: f64) -> Result<(Arrivals, Option<f64>), Failure> {
+    let (law, burst) = (args.arrivals, args.burst.unwrap_or(BURST_DEFAULT));
+    if let Some(rate) = args.rate {
+        return Ok((Arrivals { law, rate, burst }, None));
+    }
+    let (seconds, factor) = (args.calibrate_s, args.factor.unwrap_or(factor));
     eprintln!("measuring the capacity for {seconds} s");
     let unverified = Setup { oracle: None, ..setup.clone() };
-    let capacity =
-        capacity_per_s(&unverified, args.calibrate_concurrency.max(1), seconds, |n| mix.wire(setup.renderer, n));
+    let capacity = capacity_per_s(&unverified, args.calibrate_concurrency, seconds, |n| mix.wire(setup.renderer, n));
     if capacity == 0.0 {
         return Err(
             "no request completed while the capacity was measured; give --rate or a longer --calibrate-s".into()
@@ -246,17 +253,20 @@ fn arrivals(args: &OpenArgs, setup: &Setup<'_>, mix: &Mix, factor: f64) -> Resul
 }
 
 fn pressure(args: &PressureArgs) -> Outcome {
+    let tokens = u64::from(args.burst) * u64::from(args.prompt_tokens);
+    limits::BURST_TOKENS.check(tokens).map_err(|e| format!("the burst's prompt tokens in all: {e}"))?;
     let renderer = connect(&args.ask.target, &[args.ask.dialect])?;
-    let oracle = read_oracle(&args.judge)?;
-    let shots = vec![Shot::new(args.prompt_tokens.max(1), args.output_tokens.max(1)); args.burst.max(1) as usize];
-    let workload = Workload { name: "pressure".into(), established: None, shots };
+    let oracle = oracle_of(&args.judge, &renderer)?;
+    let shots = vec![Shot::new(args.prompt_tokens, args.output_tokens); args.burst as usize];
+    let workloads = [Workload { name: "pressure".into(), established: None, shots }];
     let rounds = Rounds { warmups: 0, trials: 1, prompts: PromptReuse::Fresh };
+    oracle.as_ref().map_or(Ok(()), |o| o.covers(wires_of(&renderer, &workloads, rounds)))?;
     let options = json!({"expect_pages": args.expect_pages, "expect_queue": args.expect_queue, "burst": args.burst});
     let mut report = begin("pressure", &renderer, &args.ask.target.client, &args.judge, options)?;
     let watch = Watch::begin(renderer.target().clone(), &args.devices.options(), STATS_PERIOD)?;
     let progress = bar();
     let setup = setup(&renderer, &args.ask.target.client, &args.judge, oracle.as_ref());
-    let measured = closed_loop(&setup, &[workload], rounds, &progress);
+    let measured = closed_loop(&setup, &workloads, rounds, &progress);
     progress.finish_and_clear();
     report.observed = watch.end();
     (report.workloads, report.verification, report.checks) =
@@ -280,7 +290,7 @@ fn compare_options(
     devices: &DeviceArgs,
 ) -> Result<CompareOptions, Failure> {
     Ok(CompareOptions {
-        pairs: pairs.pairs.max(1),
+        pairs: pairs.pairs,
         rounds: work.rounds(),
         workloads: workloads_of(&work.workload, work.workloads.as_ref())?,
         seeding: client.seeding(),
@@ -341,6 +351,7 @@ fn sweep(args: &SweepArgs) -> Outcome {
 }
 
 fn oracle(args: &OracleArgs) -> Outcome {
+    Oracle::can_be_written(&args.out)?;
     let mix = mix(&args.mix)?;
     let names: Vec<&str> = args.work.workload.split(',').map(str::trim).filter(|n| *n != "sustained").collect();
     let with_mix = args.work.workload.split(',').any(|n| n.trim() == "sustained");
@@ -349,12 +360,14 @@ fn oracle(args: &OracleArgs) -> Outcome {
     } else {
         workloads_of(&names.join(","), args.work.workloads.as_ref())?
     };
-    let mut dialects = dialects_of(args.ask.dialect, &workloads);
+    let mut dialects = vec![args.ask.dialect];
     if with_mix {
-        dialects.extend(mix.dialects.iter().filter(|d| !dialects.contains(d)).copied().collect::<Vec<_>>());
+        dialects.extend(mix.dialects.iter().filter(|d| **d != args.ask.dialect));
     }
-    let renderer = connect(&args.ask.target, &dialects)?;
-    let mut wires = wires_of(&renderer, &workloads, args.work.rounds());
+    let mut renderer = connect(&args.ask.target, &dialects)?;
+    let workloads =
+        if workloads.is_empty() { workloads } else { runnable(&mut renderer, workloads, &args.work.workload)?.0 };
+    let mut wires: Vec<_> = wires_of(&renderer, &workloads, args.work.rounds()).collect();
     if with_mix {
         wires.extend(mix.wires(&renderer));
     }
@@ -382,8 +395,10 @@ fn stub(args: &StubArgs) -> Outcome {
 
 fn selftest(args: &SelftestArgs) -> Outcome {
     let pace = if args.each_event { Pace::EachEvent } else { Pace::Together };
-    let threads = args.threads.max(1);
-    let (concurrency, tokens, duration_s) = (args.concurrency.max(1), args.tokens.max(1), args.duration_s);
+    if args.expect_events_per_s.is_some() && args.dialect.is_some_and(|d| d != Dialect::Native) {
+        return Err("--expect-events-per-s judges the native dialect; leave --dialect out or choose native".into());
+    }
+    let (threads, concurrency, tokens, duration_s) = (args.threads, args.concurrency, args.tokens, args.duration_s);
     let test = SelfTest { threads, concurrency, tokens, duration_s };
     let mut figures: Vec<Capacity> = Vec::new();
     for dialect in Dialect::ALL.into_iter().filter(|d| args.dialect.is_none_or(|only| only == *d)) {

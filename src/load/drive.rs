@@ -7,17 +7,20 @@ use indicatif::ProgressBar;
 use super::burst::{self, Burst, Rounds};
 use super::client::Fleet;
 use super::dialect::Capture;
-use super::figures::{Round, round_of_burst, summarise};
+use super::figures::{Counts, Round, round_of_burst, summarise};
 use super::job::{Job, Outcome, Wire};
 use super::oracle::{Oracle, OracleError, Verification};
 use super::render::Renderer;
+use super::report::table::figure;
 use super::report::{Check, WorkloadReport};
 use super::slo::{Objective, goodput_per_s};
 use super::watch::counter;
 use super::workload::Workload;
 
 /// The workload whose arrivals must share one prefill batch, and how many they are.
-const SHARED_BATCH: (&str, u64) = ("shared-packed-batch", 5);
+pub const SHARED_BATCH: (&str, u64) = ("shared-packed-batch", 5);
+/// The counter of /stats that says so.
+pub const SHARED_BATCH_COUNTER: &str = "last_prefill_batch_requests";
 
 /// What every kind of run needs.
 #[derive(Clone, Debug)]
@@ -47,6 +50,8 @@ impl Setup<'_> {
 pub struct Measured {
     /// Every workload.
     pub workloads: Vec<WorkloadReport>,
+    /// The requests of warm-ups, which are in no round.
+    pub warmups: Counts,
     /// The comparison, with an oracle.
     pub verification: Option<Verification>,
     /// Objectives and whatever else the workloads promise.
@@ -62,13 +67,14 @@ impl Measured {
             rounds.iter().map(|r| goodput_per_s(r, objectives)).collect()
         };
         for objective in objectives {
-            let figures: Vec<String> =
-                rounds.iter().map(|r| super::report::table::figure(objective.figure(r))).collect();
-            let passed = rounds.iter().all(|r| objective.met_by(r));
+            let figure =
+                |round: &Round| objective.figure(round).map_or_else(|why| why, |ms| format!("{} ms", figure(Some(ms))));
+            let figures: Vec<String> = rounds.iter().map(figure).collect();
+            let passed = !rounds.is_empty() && rounds.iter().all(|r| objective.met_by(r));
             self.checks.push(Check::new(
                 format!("{}: {}", workload.name, objective.text),
                 passed,
-                format!("rounds {} ms", figures.join(", ")),
+                format!("rounds: {}", figures.join(", ")),
             ));
         }
         let summary = summarise(&rounds);
@@ -81,7 +87,7 @@ pub fn closed_loop(setup: &Setup<'_>, workloads: &[Workload], rounds: Rounds, pr
     let fleet = setup.fleet();
     let mut trials: Vec<Vec<Round>> = workloads.iter().map(|_| Vec::new()).collect();
     let mut measured = Measured { verification: setup.oracle.map(|_| Verification::default()), ..Measured::default() };
-    let mut shared = Vec::new();
+    let (mut shared, mut warmup_failure) = (Vec::new(), None);
     progress.set_length((workloads.len() * rounds.total()) as u64);
     burst::run(&fleet, setup.renderer, workloads, rounds, |index, burst| {
         let workload = &workloads[index];
@@ -91,14 +97,25 @@ pub fn closed_loop(setup: &Setup<'_>, workloads: &[Workload], rounds: Rounds, pr
         if let (Some(oracle), Some(verification)) = (setup.oracle, &mut measured.verification) {
             verify(verification, oracle, workload, &burst);
         }
-        if burst.round >= rounds.warmups {
+        if burst.round < rounds.warmups {
+            let records = || burst.records.iter().chain(&burst.stream);
+            measured.warmups += Counts::of(records());
+            warmup_failure =
+                warmup_failure.take().or_else(|| records().find_map(|r| failure(&workload.name, &r.outcome)));
+        } else {
             if workload.name == SHARED_BATCH.0 {
                 let stats = setup.renderer.target().json("/stats");
-                shared.push(stats.as_ref().and_then(|s| counter(s, "last_prefill_batch_requests")));
+                shared.push(stats.as_ref().and_then(|s| counter(s, SHARED_BATCH_COUNTER)));
             }
             trials[index].push(round_of_burst(&burst));
         }
     });
+    if rounds.warmups > 0 {
+        let Counts { submitted, failed, .. } = measured.warmups;
+        let first = warmup_failure.map_or(String::new(), |message| format!(", first: {message}"));
+        let detail = format!("{failed} of {submitted} failed{first}");
+        measured.checks.push(Check::new("no request of a warm-up fails", failed == 0, detail));
+    }
     if !shared.is_empty() {
         let passed = shared.iter().all(|&n| n == Some(SHARED_BATCH.1));
         let detail = format!("requests of the last prefill batch, per round: {shared:?}");
@@ -110,6 +127,13 @@ pub fn closed_loop(setup: &Setup<'_>, workloads: &[Workload], rounds: Rounds, pr
     measured
 }
 
+fn failure(workload: &str, outcome: &Outcome) -> Option<String> {
+    match outcome {
+        Outcome::Failed { message } => Some(format!("{workload}: {message}")),
+        Outcome::Completed | Outcome::Refused { .. } | Outcome::Cancelled => None,
+    }
+}
+
 fn verify(verification: &mut Verification, oracle: &Oracle, workload: &Workload, burst: &Burst) {
     for record in burst.records.iter().chain(&burst.stream) {
         verification.add(oracle, &workload.name, record);
@@ -117,16 +141,17 @@ fn verify(verification: &mut Verification, oracle: &Oracle, workload: &Workload,
 }
 
 /// The requests of a closed-loop run, each once, for an oracle.
-pub fn wires_of(renderer: &Renderer, workloads: &[Workload], rounds: Rounds) -> Vec<Wire> {
+pub fn wires_of<'a>(
+    renderer: &'a Renderer,
+    workloads: &'a [Workload],
+    rounds: Rounds,
+) -> impl Iterator<Item = Wire> + 'a {
     let mut variants: Vec<u64> = (0..rounds.total()).map(|r| rounds.variant(r)).collect();
     variants.dedup();
-    let mut wires = Vec::new();
-    for workload in workloads {
-        for &variant in &variants {
-            wires.extend(burst::wires(renderer, workload, variant));
-        }
-    }
-    wires
+    let of = move |workload: &'a Workload| {
+        variants.clone().into_iter().flat_map(move |variant| burst::wires(renderer, workload, variant))
+    };
+    workloads.iter().flat_map(of)
 }
 
 /// Sends every request alone and keeps its answer.

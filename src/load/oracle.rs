@@ -1,12 +1,14 @@
 //! The oracle: what each request answered when it ran alone. Under load every output must be the same, id for id and byte for byte;
 //! of a cancelled request, what had come must be the beginning of it.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::job::{Outcome, Output, Record};
+use super::job::{Outcome, Output, Record, Wire};
+use super::render::Renderer;
 
 /// Names the form of the file.
 const FORMAT: &str = "crucible-oracle/1";
@@ -16,8 +18,8 @@ const DIFFERENCES_SHOWN: usize = 10;
 /// Why an oracle cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OracleError {
-    /// The file cannot be read or written.
-    #[error("cannot use the oracle {path}: {source}")]
+    /// The file cannot be read.
+    #[error("cannot read the oracle {path}: {source}; make one with record-oracle")]
     Io {
         /// The file.
         path: PathBuf,
@@ -31,6 +33,37 @@ pub enum OracleError {
         path: PathBuf,
         /// What is wrong.
         message: String,
+    },
+    /// It cannot be written.
+    #[error("cannot write the oracle {path}: {source}; give --out a file in a folder that can be written")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is of another model or seed.
+    #[error(
+        "the oracle was recorded with {what} {theirs}, this run has {ours}; record it again or give --{what} {theirs}"
+    )]
+    Other {
+        /// `model` or `seed`.
+        what: &'static str,
+        /// The oracle's.
+        theirs: String,
+        /// The run's.
+        ours: String,
+    },
+    /// Requests of the run are not in it.
+    #[error(
+        "the oracle does not know {unknown} of {all} requests of this run; record it with the same workloads, rounds, lengths, policies, \
+         dialects, token range and seed"
+    )]
+    Unknown {
+        /// How many.
+        unknown: usize,
+        /// Of how many that have one answer.
+        all: usize,
     },
     /// A solo run did not complete.
     #[error("a solo request did not complete: {0}")]
@@ -75,7 +108,7 @@ pub enum Verdict {
     Unknown,
     /// Drawn without a seed: it has no one answer.
     Unseeded,
-    /// Refused or failed: there is nothing to compare.
+    /// Refused, failed, or cancelled before anything came: there is nothing to compare.
     NoOutput,
 }
 
@@ -91,11 +124,43 @@ impl Oracle {
     /// It did not complete.
     pub fn record(&mut self, record: &Record) -> Result<(), OracleError> {
         if record.outcome != Outcome::Completed {
-            return Err(OracleError::Incomplete(format!("{:?}", record.outcome)));
+            let why = match &record.outcome {
+                Outcome::Failed { message } => message.clone(),
+                Outcome::Refused { status } => format!("refused with status {status}; wait until the target is idle"),
+                Outcome::Cancelled | Outcome::Completed => "it was cancelled".into(),
+            };
+            return Err(OracleError::Incomplete(why));
         }
         let Output { token_ids, text } = record.output.clone();
         self.entries.insert(record.key.to_string(), Entry { token_ids, text });
         Ok(())
+    }
+
+    /// Whether it can judge a run: its model and seed are the run's.
+    ///
+    /// # Errors
+    /// They are not.
+    pub fn fits(&self, renderer: &Renderer) -> Result<(), OracleError> {
+        let other = |what, theirs: String, ours: String| Err(OracleError::Other { what, theirs, ours });
+        if self.model != renderer.model() {
+            return other("model", self.model.clone(), renderer.model().to_owned());
+        }
+        let seed = renderer.seeding().seed;
+        if self.seed == seed { Ok(()) } else { other("seed", self.seed.to_string(), seed.to_string()) }
+    }
+
+    /// Whether it knows every request that has one answer only: the same prompts, lengths, dialects and sampling.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn covers<W: Borrow<Wire>>(&self, wires: impl IntoIterator<Item = W>) -> Result<(), OracleError> {
+        let (mut unknown, mut all) = (0, 0);
+        for wire in wires {
+            let key = &*wire.borrow().key;
+            all += usize::from(!key.is_empty());
+            unknown += usize::from(!key.is_empty() && !self.entries.contains_key(key));
+        }
+        if unknown == 0 { Ok(()) } else { Err(OracleError::Unknown { unknown, all }) }
     }
 
     /// Compares an answer with the one recorded.
@@ -110,6 +175,9 @@ impl Oracle {
         }
         let Some(entry) = self.entries.get(&*record.key) else { return Verdict::Unknown };
         let seen = &record.output;
+        if !whole && seen.token_ids.is_empty() && seen.text.is_empty() {
+            return Verdict::NoOutput;
+        }
         if let Some(detail) = difference("token", &entry.token_ids, &seen.token_ids, whole) {
             return Verdict::Different { detail };
         }
@@ -138,11 +206,32 @@ impl Oracle {
     /// # Errors
     /// The folder cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), OracleError> {
-        let io = |source| OracleError::Io { path: path.to_owned(), source };
-        let bytes = serde_json::to_vec(self).map_err(|e| io(e.into()))?;
-        let part = path.with_extension("part");
-        std::fs::write(&part, bytes).and_then(|()| std::fs::rename(&part, path)).map_err(io)
+        let write = |source| OracleError::Write { path: path.to_owned(), source };
+        let bytes = serde_json::to_vec(self).map_err(|e| write(e.into()))?;
+        let part = part(path);
+        std::fs::write(&part, bytes).and_then(|()| std::fs::rename(&part, path)).map_err(write)
     }
+
+    /// Tries whether `write` will find a folder to write to, before hours go into the answers.
+    ///
+    /// # Errors
+    /// It will not.
+    pub fn can_be_written(path: &Path) -> Result<(), OracleError> {
+        let part = part(path);
+        let tried = if path.is_dir() {
+            Err(std::io::ErrorKind::IsADirectory.into())
+        } else {
+            std::fs::write(&part, []).and_then(|()| std::fs::remove_file(&part))
+        };
+        tried.map_err(|source| OracleError::Write { path: path.to_owned(), source })
+    }
+}
+
+/// The name under which a file is written before it is whole.
+fn part(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".part");
+    name.into()
 }
 
 /// The first difference, or `None`. Of an answer that is not whole, only what came is compared.
@@ -162,6 +251,8 @@ pub struct Verification {
     pub compared: usize,
     /// Token ids among them.
     pub token_ids_compared: usize,
+    /// Bytes of text among them.
+    pub text_bytes_compared: usize,
     /// Outputs that differ.
     pub different: usize,
     /// Outputs that the oracle does not know.
@@ -179,6 +270,7 @@ impl Verification {
             Verdict::Equal => {
                 self.compared += 1;
                 self.token_ids_compared += record.output.token_ids.len();
+                self.text_bytes_compared += record.output.text.len();
             }
             Verdict::Different { detail } => {
                 self.compared += 1;
@@ -193,9 +285,10 @@ impl Verification {
         }
     }
 
-    /// Something was compared, nothing differed and nothing was unknown.
+    /// Something was compared, a token id or a byte at least, nothing differed and nothing was unknown.
     pub fn passed(&self) -> bool {
-        self.compared > 0 && self.different == 0 && self.unknown == 0
+        let something = self.compared > 0 && self.token_ids_compared + self.text_bytes_compared > 0;
+        something && self.different == 0 && self.unknown == 0
     }
 }
 
@@ -236,7 +329,7 @@ mod tests {
         assert!(matches!(compare(&[5, 6], "abc", Outcome::Completed), Verdict::Different { .. }));
         assert!(matches!(compare(&[5, 6, 7, 8], "abc", Outcome::Completed), Verdict::Different { .. }));
         assert_eq!(compare(&[5, 6], "ab", Outcome::Cancelled), Verdict::Equal);
-        assert_eq!(compare(&[], "", Outcome::Cancelled), Verdict::Equal);
+        assert_eq!(compare(&[], "", Outcome::Cancelled), Verdict::NoOutput);
         assert!(matches!(compare(&[5, 7], "ab", Outcome::Cancelled), Verdict::Different { .. }));
         assert!(matches!(compare(&[5, 6, 7, 8], "abc", Outcome::Cancelled), Verdict::Different { .. }));
     }
@@ -249,6 +342,11 @@ mod tests {
         assert!(!verification.passed());
         verification.add(&oracle(), "w", &record(&[5, 6, 7], "abc", Outcome::Completed));
         assert!(verification.passed() && verification.token_ids_compared == 3);
+        let mut nothing = Oracle::new("m", 1);
+        nothing.record(&record(&[], "", Outcome::Completed)).expect("a completed request");
+        let mut empty = Verification::default();
+        empty.add(&nothing, "w", &record(&[], "", Outcome::Completed));
+        assert_eq!((empty.compared, empty.passed()), (1, false), "nothing equals nothing");
         let stranger = Record { key: "other".into(), ..record(&[], "", Outcome::Completed) };
         verification.add(&oracle(), "w", &stranger);
         assert!(!verification.passed() && verification.unknown == 1);
@@ -267,5 +365,34 @@ mod tests {
         assert!(matches!(Oracle::read(&path), Err(OracleError::Invalid { .. })));
         std::fs::remove_file(&path).expect("removed");
         assert!(oracle().record(&record(&[], "", Outcome::Cancelled)).is_err());
+        let nowhere = Path::new("/nowhere/at/all/oracle.json");
+        for tried in [Oracle::can_be_written(nowhere), oracle().write(nowhere), Oracle::can_be_written(Path::new("/"))]
+        {
+            assert!(tried.is_err_and(|e| e.to_string().contains("give --out a file")));
+        }
+    }
+
+    #[test]
+    fn an_oracle_of_another_model_seed_or_sampling_is_refused() {
+        use crate::load::dialect::{Dialect, Policy};
+        use crate::load::prompts::TokenRange;
+        use crate::load::render::Seeding;
+        use crate::load::target::Target;
+        use crate::load::workload::Shot;
+        let renderer = |model, seed| {
+            let target = Target::new("http://127.0.0.1:1", None).expect("a target");
+            Renderer::unprobed(target, model, Dialect::Native, Seeding { seed, token_range: TokenRange::default() })
+        };
+        let fits = |model, seed| oracle().fits(&renderer(model, seed)).map_err(|e| e.to_string());
+        assert_eq!(fits("m", 1), Ok(()));
+        assert!(fits("n", 1).is_err_and(|e| e.contains("with model m, this run has n")));
+        assert!(fits("m", 2).is_err_and(|e| e.contains("with seed 1, this run has 2")));
+        let wire = |policy| renderer("m", 1).wire("w", 0, 0, &Shot { policy, ..Shot::new(5, 3) });
+        let mut known = oracle();
+        let answered = Record { key: wire(Policy::TopP).key, ..record(&[5], "a", Outcome::Completed) };
+        known.record(&answered).expect("a completed request");
+        assert!(known.covers(&[wire(Policy::TopP)]).is_ok());
+        let unknown = known.covers(&[wire(Policy::TopP), wire(Policy::TopK)]);
+        assert!(matches!(unknown, Err(OracleError::Unknown { unknown: 1, all: 2 })));
     }
 }

@@ -6,7 +6,7 @@
 use serde::Serialize;
 
 /// Samples that a p99 needs.
-const P99_SAMPLES_MIN: usize = 100;
+pub const P99_SAMPLES_MIN: usize = 100;
 
 /// The q-quantile of ascending samples by linear interpolation between the closest ranks (rank q·(n−1), NumPy's default); `None`
 /// without samples.

@@ -10,6 +10,7 @@ use crate::load::burst::{PromptReuse, Rounds};
 use crate::load::devices::DeviceOptions;
 use crate::load::dialect::{Dialect, Policy};
 use crate::load::job::CancelPoint;
+use crate::load::limits;
 use crate::load::prompts::TokenRange;
 use crate::load::render::Seeding;
 use crate::load::slo::Objective;
@@ -69,10 +70,10 @@ pub(super) struct ClientArgs {
     #[arg(long, default_value = "300..30000")]
     pub token_range: TokenRange,
     /// Worker threads of the client.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = limits::THREADS.parse::<usize>())]
     pub threads: usize,
     /// A request that takes longer has failed.
-    #[arg(long, default_value_t = 600)]
+    #[arg(long, default_value_t = 600, value_parser = limits::TIMEOUT_S.parse::<u64>())]
     pub timeout_s: u64,
 }
 
@@ -82,7 +83,7 @@ impl ClientArgs {
     }
 
     pub fn timeout(&self) -> Duration {
-        Duration::from_secs(self.timeout_s.max(1))
+        Duration::from_secs(self.timeout_s)
     }
 }
 
@@ -101,7 +102,7 @@ pub(super) struct DeviceArgs {
     #[arg(long, value_name = "PROGRAM")]
     pub nvidia_smi: Option<PathBuf>,
     /// The GPU whose medians under load are compared, by its number in nvidia-smi.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = limits::GPU.parse::<u32>())]
     pub gpu: u32,
 }
 
@@ -143,10 +144,10 @@ pub(super) struct WorkloadArgs {
     #[arg(long)]
     pub workloads: Option<PathBuf>,
     /// Rounds that are not reported.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = limits::WARMUPS.parse::<usize>())]
     pub warmups: usize,
     /// Rounds that are.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = limits::TRIALS.parse::<usize>())]
     pub trials: usize,
     /// Whether rounds repeat each other's prompts.
     #[arg(long, value_enum, default_value_t = PromptReuse::Fresh)]
@@ -155,7 +156,7 @@ pub(super) struct WorkloadArgs {
 
 impl WorkloadArgs {
     pub fn rounds(&self) -> Rounds {
-        Rounds { warmups: self.warmups, trials: self.trials.max(1), prompts: self.prompts }
+        Rounds { warmups: self.warmups, trials: self.trials, prompts: self.prompts }
     }
 }
 
@@ -181,13 +182,13 @@ pub(super) struct RunArgs {
 #[derive(Debug, Args)]
 pub(super) struct PairArgs {
     /// Times that every server is started.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = limits::PAIRS.parse::<usize>())]
     pub pairs: usize,
     /// The program of configurations without a command; once for all, or once for each server.
     #[arg(long)]
     pub binary: Vec<PathBuf>,
     /// A server must be ready within this.
-    #[arg(long, default_value_t = 120)]
+    #[arg(long, default_value_t = 120, value_parser = limits::READY_S.parse::<u64>())]
     pub ready_s: u64,
     /// Folder for the servers' output.
     #[arg(long, default_value = "target/load-logs")]
@@ -203,21 +204,35 @@ pub(super) struct MixArgs {
     #[arg(long, value_delimiter = ',', value_parser = policy)]
     pub policies: Vec<Policy>,
     /// Prompt lengths, in turn.
-    #[arg(long = "prompt-tokens", value_delimiter = ',', default_value = "16,64,256,512")]
+    #[arg(long = "prompt-tokens", value_delimiter = ',', default_value = "16,64,256,512", value_parser = limits::PROMPT_TOKENS.parse::<u32>())]
     pub prompt_tokens: Vec<u32>,
     /// Generated tokens.
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 64, value_parser = limits::OUTPUT_TOKENS.parse::<u32>())]
     pub output_tokens: u32,
     /// Distinct prompts of each kind.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 4, value_parser = limits::PROMPT_VARIANTS.parse::<u64>())]
     pub prompt_variants: u64,
     /// Every n-th request is cancelled by disconnect; 0 cancels none.
-    #[arg(long, default_value_t = 17)]
+    #[arg(long, default_value_t = 17, value_parser = limits::CANCEL_EVERY.parse::<usize>())]
     pub cancel_every: usize,
     /// Where, in turn: 0 (at once), 20ms (so long after sending), 8tok (after so many tokens).
     #[arg(long, value_delimiter = ',', value_parser = cancel_point, default_value = "0,20ms,1tok,8tok")]
     pub cancel_at: Vec<CancelPoint>,
 }
+
+/// What a trace says itself.
+const TRACE_REPLACES: [&str; 10] = [
+    "rate",
+    "factor",
+    "calibrate_s",
+    "calibrate_concurrency",
+    "duration_s",
+    "arrivals",
+    "burst",
+    "prompt_tokens",
+    "output_tokens",
+    "prompt_variants",
+];
 
 #[derive(Debug, Args)]
 pub(super) struct OpenArgs {
@@ -226,31 +241,31 @@ pub(super) struct OpenArgs {
     #[command(flatten)]
     pub mix: MixArgs,
     /// Requests a second; measured capacity times --factor otherwise.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["factor", "calibrate_s", "calibrate_concurrency"], value_parser = limits::RATE.parse())]
     pub rate: Option<f64>,
     /// Share of the measured capacity: 0.5 for sustained and 2 for overload by default.
-    #[arg(long)]
+    #[arg(long, value_parser = limits::FACTOR.parse())]
     pub factor: Option<f64>,
     /// Requests in flight while capacity is measured.
-    #[arg(long, default_value_t = 32)]
+    #[arg(long, default_value_t = 32, value_parser = limits::CONCURRENCY.parse::<usize>())]
     pub calibrate_concurrency: usize,
     /// How long capacity is measured.
-    #[arg(long, default_value_t = 10.0)]
+    #[arg(long, default_value_t = 10.0, value_parser = limits::CALIBRATE_S.parse())]
     pub calibrate_s: f64,
     /// How long requests arrive.
-    #[arg(long, default_value_t = 60.0)]
+    #[arg(long, default_value_t = 60.0, value_parser = limits::DURATION_S.parse())]
     pub duration_s: f64,
     /// The law of arrivals.
     #[arg(long, value_enum, default_value_t = Law::Poisson)]
     pub arrivals: Law,
-    /// Requests of one burst, for --arrivals burst.
-    #[arg(long, default_value_t = 8)]
-    pub burst: u32,
+    /// Requests of one burst, for --arrivals burst; 8 by default.
+    #[arg(long, value_parser = limits::BURST_REQUESTS.parse::<u32>())]
+    pub burst: Option<u32>,
     /// Times and lengths from a JSONL file instead.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = TRACE_REPLACES)]
     pub trace: Option<PathBuf>,
-    /// The server's queue bound: overload must reach it and never exceed it.
-    #[arg(long)]
+    /// The server's queue bound: `overload` must reach it and never exceed it.
+    #[arg(long, value_parser = limits::EXPECTED.parse::<u64>())]
     pub expect_queue: Option<u64>,
     #[command(flatten)]
     pub judge: JudgeArgs,
@@ -265,19 +280,19 @@ pub(super) struct PressureArgs {
     #[command(flatten)]
     pub ask: AskArgs,
     /// Requests at once.
-    #[arg(long, default_value_t = 24)]
+    #[arg(long, default_value_t = 24, value_parser = limits::BURST_REQUESTS.parse::<u32>())]
     pub burst: u32,
     /// Prompt tokens of each.
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 64, value_parser = limits::PROMPT_TOKENS.parse::<u32>())]
     pub prompt_tokens: u32,
     /// Generated tokens of each.
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 64, value_parser = limits::OUTPUT_TOKENS.parse::<u32>())]
     pub output_tokens: u32,
     /// The server's pages.
-    #[arg(long, default_value_t = 32)]
+    #[arg(long, default_value_t = 32, value_parser = limits::EXPECTED.parse::<u64>())]
     pub expect_pages: u64,
     /// The server's queue bound.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 4, value_parser = limits::EXPECTED.parse::<u64>())]
     pub expect_queue: u64,
     #[command(flatten)]
     pub judge: JudgeArgs,
@@ -300,7 +315,7 @@ pub(super) struct SweepArgs {
     #[command(flatten)]
     pub client: ClientArgs,
     /// Values of prefill.token_budget; the first with the first cap is the control.
-    #[arg(long, value_delimiter = ',', default_value = "1024,256,512,2048")]
+    #[arg(long, value_delimiter = ',', default_value = "1024,256,512,2048", value_parser = limits::BUDGETS.parse::<u32>())]
     pub budgets: Vec<u32>,
     /// Values of prefill.chunk_cap.
     #[arg(long, value_delimiter = ',', default_value = "off,256,128,64")]
@@ -329,31 +344,31 @@ pub(super) struct SoakArgs {
     #[command(flatten)]
     pub mix: MixArgs,
     /// Requests in flight while capacity is measured and while requests are cancelled.
-    #[arg(long, default_value_t = 32)]
+    #[arg(long, default_value_t = 32, value_parser = limits::CONCURRENCY.parse::<usize>())]
     pub concurrency: usize,
     /// How long capacity is measured.
-    #[arg(long, default_value_t = 10.0)]
+    #[arg(long, default_value_t = 10.0, value_parser = limits::CALIBRATE_S.parse())]
     pub calibrate_s: f64,
     /// Traffic at half the capacity.
-    #[arg(long, default_value_t = 60.0)]
+    #[arg(long, default_value_t = 60.0, value_parser = limits::DURATION_S.parse())]
     pub stable_s: f64,
     /// Traffic above the capacity.
-    #[arg(long, default_value_t = 30.0)]
+    #[arg(long, default_value_t = 30.0, value_parser = limits::DURATION_S.parse())]
     pub overload_s: f64,
     /// Its rate as a multiple of the capacity.
-    #[arg(long, default_value_t = 2.0)]
+    #[arg(long, default_value_t = 2.0, value_parser = limits::FACTOR.parse())]
     pub overload_factor: f64,
     /// Requests that are cancelled by disconnect.
-    #[arg(long, default_value_t = 10_000)]
+    #[arg(long, default_value_t = 10_000, value_parser = limits::CANCELLED.parse::<usize>())]
     pub cancelled: usize,
     /// Mixed traffic: 1800 s on a CPU, 480 s on a GPU.
-    #[arg(long, default_value_t = 1_800.0)]
+    #[arg(long, default_value_t = 1_800.0, value_parser = limits::DURATION_S.parse())]
     pub mixed_s: f64,
     /// Its rate as a share of the capacity.
-    #[arg(long, default_value_t = 0.7)]
+    #[arg(long, default_value_t = 0.7, value_parser = limits::FACTOR.parse())]
     pub mixed_share: f64,
     /// It comes in windows; at the end of each, nothing may be left inside the server.
-    #[arg(long, default_value_t = 60.0)]
+    #[arg(long, default_value_t = 60.0, value_parser = limits::DURATION_S.parse())]
     pub window_s: f64,
     /// Compare with this oracle of `record-oracle --workload sustained`, of another backend for example, instead of solo answers.
     #[arg(long)]
@@ -389,19 +404,19 @@ pub(super) struct StubArgs {
     #[arg(long, default_value = "127.0.0.1:8090")]
     pub listen: std::net::SocketAddr,
     /// Serving threads.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = limits::THREADS.parse::<usize>())]
     pub threads: usize,
     /// One write an event instead of as few as the socket takes.
     #[arg(long)]
     pub each_event: bool,
     /// One write an event, so many microseconds apart (timers have millisecond steps).
-    #[arg(long)]
+    #[arg(long, conflicts_with = "each_event", value_parser = limits::GAP_US.parse::<u64>())]
     pub gap_us: Option<u64>,
     /// Refuses every n-th generation.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = limits::EVERY.parse::<u64>())]
     pub refuse_every: u64,
     /// Breaks every n-th stream in the middle.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = limits::EVERY.parse::<u64>())]
     pub break_every: u64,
 }
 
@@ -411,22 +426,22 @@ pub(super) struct SelftestArgs {
     #[arg(long, value_enum)]
     pub dialect: Option<Dialect>,
     /// Threads of the client, and as many of the stub.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = limits::THREADS.parse::<usize>())]
     pub threads: usize,
     /// Requests in flight.
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 16, value_parser = limits::CONCURRENCY.parse::<usize>())]
     pub concurrency: usize,
     /// Tokens of one stream.
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 64, value_parser = limits::OUTPUT_TOKENS.parse::<u32>())]
     pub tokens: u32,
     /// How long, each.
-    #[arg(long, default_value_t = 2.0)]
+    #[arg(long, default_value_t = 2.0, value_parser = limits::CALIBRATE_S.parse())]
     pub duration_s: f64,
     /// One write an event instead of as few as the socket takes.
     #[arg(long)]
     pub each_event: bool,
     /// Fails when the native dialect stays below this.
-    #[arg(long)]
+    #[arg(long, value_parser = limits::EVENTS_PER_S.parse())]
     pub expect_events_per_s: Option<f64>,
     /// Write the figures as JSON.
     #[arg(long)]
@@ -444,10 +459,10 @@ fn cancel_point(text: &str) -> Result<CancelPoint, String> {
         return Ok(CancelPoint::AtOnce);
     }
     if let Some(ms) = text.strip_suffix("ms") {
-        return ms.parse().map(CancelPoint::AfterMs).map_err(|_| help());
+        return limits::CANCEL_MS.parse()(ms).map(CancelPoint::AfterMs).map_err(|e| format!("{}: {e}", help()));
     }
-    let tokens: u32 = text.strip_suffix("tok").and_then(|n| n.parse().ok()).filter(|&n| n > 0).ok_or_else(help)?;
-    Ok(CancelPoint::AfterTokens(tokens))
+    let tokens = text.strip_suffix("tok").ok_or_else(help)?;
+    limits::OUTPUT_TOKENS.parse()(tokens).map(CancelPoint::AfterTokens).map_err(|e| format!("{}: {e}", help()))
 }
 
 #[cfg(test)]
@@ -460,6 +475,7 @@ mod tests {
         assert_eq!(cancel_point("20ms"), Ok(CancelPoint::AfterMs(20)));
         assert_eq!(cancel_point("8tok"), Ok(CancelPoint::AfterTokens(8)));
         assert!(cancel_point("0tok").is_err() && cancel_point("8").is_err());
+        assert!(cancel_point("4294967295ms").is_err() && cancel_point("4294967295tok").is_err());
         assert_eq!(policy("top-k"), Ok(Policy::TopK));
         assert!(policy("beam").is_err());
     }

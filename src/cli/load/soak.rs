@@ -38,7 +38,12 @@ pub fn run(args: &SoakArgs) -> Outcome {
     let renderer = Renderer::connect(target, None, &mix.dialects, args.client.seeding())?;
     let progress = bar();
     let oracle = match &args.verify {
-        Some(path) => Oracle::read(path)?,
+        Some(path) => {
+            let oracle = Oracle::read(path)?;
+            oracle.fits(&renderer)?;
+            oracle.covers(mix.wires(&renderer))?;
+            oracle
+        }
         None => record_oracle(&setup_alone(&renderer, args.client.timeout()), mix.wires(&renderer), &progress)?,
     };
     if let Some(path) = &args.oracle_out {

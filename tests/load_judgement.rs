@@ -1,0 +1,349 @@
+//! What the load generator makes of targets that serve badly: a run in which nothing worked, or that cannot be judged, does not pass, and the
+//! reason is on the terminal.
+
+mod fake_target;
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use fake_target::{Fake, Request, asked, completion, json_of, missing, native, respond, stats, stream};
+use serde_json::{Value, json};
+
+fn load(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_crucible"));
+    command.arg("load").args(args).stdin(Stdio::null()).output().expect("the generator runs")
+}
+
+fn said(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Runs and wants exit code 1 and these words.
+fn fails(args: &[&str], words: &[&str]) -> String {
+    let output = load(args);
+    let said = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+    for word in words {
+        assert!(said.contains(word), "{args:?}: {word} is not in: {said}");
+    }
+    assert!(!said.contains("panicked"), "{said}");
+    said
+}
+
+fn file(name: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("load-judgement");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    folder.join(name)
+}
+
+fn text(path: &std::path::Path) -> &str {
+    path.to_str().expect("a path")
+}
+
+/// A closed loop of eight requests.
+fn closed(url: &str) -> Vec<&str> {
+    vec!["run", "--workload", "tiny-4x1", "--target", url, "--warmups", "0", "--trials", "2"]
+}
+
+/// Native answers; everything but generations by `others`.
+fn native_with(generate: fn(&Request) -> Vec<u8>, others: fn(&Request) -> Vec<u8>) -> Fake {
+    Fake::start(move |request| if request.path == "/v1/generate/stream" { generate(request) } else { others(request) })
+}
+
+const ENGINE_FAILED: &str = r#"{"error":{"code":"engine_failed","message":"the engine is dead","param":null}}"#;
+
+#[test]
+fn a_dead_engine_and_a_full_house_are_no_pass() {
+    let dead = |_: &Request| respond("503 Service Unavailable", "", ENGINE_FAILED);
+    fails(&closed(&native_with(dead, |_| missing()).url), &["does not take native requests", "engine_failed"]);
+    let dying = |request: &Request| match request.generation {
+        0 => native(asked(request)),
+        _ => respond("503 Service Unavailable", "", ENGINE_FAILED),
+    };
+    let dying = native_with(dying, |_| missing());
+    fails(
+        &closed(&dying.url),
+        &["FAIL no request fails", "8 of 8 failed, first: tiny-4x1: status 503", "engine_failed"],
+    );
+    let full = |request: &Request| match request.generation {
+        0 => native(asked(request)),
+        _ => respond("429 Too Many Requests", "retry-after: 1\r\n", "{}"),
+    };
+    let full = native_with(full, |_| missing());
+    fails(&closed(&full.url), &["FAIL requests complete, with tokens", "none of 8 completed, 8 refused"]);
+}
+
+#[test]
+fn answers_without_tokens_or_with_fewer_than_asked_are_failures() {
+    let good_probe = |request: &Request, rest: fn(&Request) -> Vec<u8>| match request.generation {
+        0 => native(asked(request)),
+        _ => rest(request),
+    };
+    let closing = move |request: &Request| good_probe(request, |_| native(0));
+    let empty = Fake::start(move |r| if r.path == "/v1/generate/stream" { closing(r) } else { missing() });
+    fails(&closed(&empty.url), &["FAIL no request fails", "0 of 1 tokens came, although the request says ignore_eos"]);
+    let short = native_with(|request| native(asked(request).min(3)), |_| missing());
+    let said = fails(
+        &["run", "--workload", "isolated-8", "--target", &short.url, "--warmups", "0", "--trials", "1"],
+        &["FAIL no request fails", "3 of 64 tokens came"],
+    );
+    assert!(!said.contains("note: native"), "the probe had all of its two tokens: {said}");
+    // A target that does not even give the probe its tokens is asked without ignore_eos, and then nothing comes.
+    let never = native_with(|_| native(0), |_| missing());
+    fails(&closed(&never.url), &["note: native: ignore_eos is not taken", "8 completed without a token"]);
+    let garbage = |request: &Request| match request.generation {
+        0 => native(asked(request)),
+        _ => stream("event: token\ndata: no json\n\nevent: done\ndata: <html>\n\n"),
+    };
+    let garbage = native_with(garbage, |_| missing());
+    fails(&closed(&garbage.url), &["FAIL no request fails", "no JSON: no json"]);
+}
+
+#[test]
+fn failed_warm_ups_are_counted() {
+    // The probe is the first; the warm-up's four follow it.
+    let cold = |request: &Request| match request.generation {
+        1..=4 => respond("500 Internal Server Error", "", "cold"),
+        _ => native(asked(request)),
+    };
+    let cold = native_with(cold, |_| missing());
+    let args = ["run", "--workload", "tiny-4x1", "--target", &cold.url, "--warmups", "1", "--trials", "1"];
+    fails(&args, &["FAIL no request of a warm-up fails", "4 of 4 failed, first: tiny-4x1: status 500: cold"]);
+}
+
+#[test]
+fn statistics_that_vanish_or_begin_anew_during_a_run_fail_its_checks() {
+    let args = |url| closed(url);
+    let vanishing = native_with(
+        |request| native(asked(request)),
+        |request| match (request.path.as_str(), request.generation) {
+            ("/stats", 0..=1) => json_of(&stats(request.generation)),
+            _ => missing(),
+        },
+    );
+    fails(
+        &args(&vanishing.url),
+        &["FAIL every page is back", "FAIL the server's account balances", "does not after it; did the server end?"],
+    );
+    let restarted = native_with(
+        |request| native(asked(request)),
+        |request| match (request.path.as_str(), request.generation) {
+            ("/stats", 0..=1) => json_of(&stats(100)),
+            ("/stats", _) => json_of(&stats(8)),
+            _ => missing(),
+        },
+    );
+    fails(&args(&restarted.url), &["FAIL the server's account balances", "was the server started again?"]);
+}
+
+#[test]
+fn an_objective_that_cannot_be_judged_is_not_met() {
+    let good = native_with(|request| native(asked(request)), |_| missing());
+    let args = [&closed(&good.url)[..], &["--slo", "ttft_p99_ms=5000"]].concat();
+    fails(&args, &["FAIL tiny-4x1: ttft_p99_ms=5000", "4 samples are too few, a p99 needs 100"]);
+    let args = [&closed(&good.url)[..], &["--slo", "gap_p50_ms=5000"]].concat();
+    fails(&args, &["FAIL tiny-4x1: gap_p50_ms=5000", "no figure: no sample"]);
+}
+
+#[test]
+fn a_failure_in_open_loop_is_counted_once() {
+    let bad = |request: &Request| match (request.path.as_str(), request.generation % 3) {
+        (_, 2) if request.generation > 2 => respond("500 Internal Server Error", "", "every third"),
+        ("/v1/generate/stream", _) => native(asked(request)),
+        _ => completion(asked(request)),
+    };
+    let target = Fake::start(move |request| match request.path.as_str() {
+        "/v1/generate/stream" | "/v1/completions" => bad(request),
+        _ => missing(),
+    });
+    let out = file("once.json");
+    let args = [
+        "sustained",
+        "--target",
+        &target.url,
+        "--rate",
+        "60",
+        "--duration-s",
+        "1",
+        "--arrivals",
+        "constant",
+        "--dialects",
+        "native,openai-completions",
+        "--cancel-every",
+        "0",
+        "--out",
+        text(&out),
+    ];
+    fails(&args, &["FAIL no request fails"]);
+    let report: Value = serde_json::from_slice(&std::fs::read(&out).expect("a report")).expect("JSON");
+    let failed = report["workloads"][0]["summary"]["counts"]["failed"].as_u64().expect("a count");
+    assert!(failed > 0);
+    let checks = report["checks"].as_array().expect("checks");
+    let detail = checks.iter().find(|c| c["name"] == "no request fails").expect("the check")["detail"].to_string();
+    assert!(detail.starts_with(&format!("\"{failed} of 60 failed")), "{failed}: {detail}");
+}
+
+#[test]
+fn a_run_without_requests_is_refused_before_it_begins() {
+    let good = native_with(|request| native(asked(request)), |_| missing());
+    let args = ["sustained", "--target", &good.url, "--dialects", "native", "--rate", "0.001", "--duration-s", "1"];
+    fails(&args, &["no request is due in this time; raise the rate or the duration"]);
+}
+
+#[test]
+fn what_a_target_does_not_speak_is_skipped_in_patterns_and_refused_by_name() {
+    let openai = Fake::start(|request| match request.path.as_str() {
+        "/v1/completions" => completion(asked(request)),
+        "/v1/models" => json_of(&json!({"data": [{"id": "m"}]})),
+        _ => missing(),
+    });
+    let out = file("skipped.json");
+    let common = ["--target", &openai.url, "--dialect", "openai-completions", "--warmups", "0", "--trials", "1"];
+    let output = load(&[&["run", "--workload", "shared-*,tiny-2x1", "--out", text(&out)], &common[..]].concat());
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(
+        said(&output).contains("skipped shared-packed-batch: the target does not take native"),
+        "{}",
+        said(&output)
+    );
+    let report: Value = serde_json::from_slice(&std::fs::read(&out).expect("a report")).expect("JSON");
+    assert_eq!(report["options"]["skipped"][0]["workload"], "shared-packed-batch");
+    fails(
+        &[&["run", "--workload", "shared-packed-batch,tiny-2x1"], &common[..]].concat(),
+        &["shared-packed-batch cannot be run: the target does not take native requests", "leave it out"],
+    );
+    fails(&[&["run", "--workload", "shared-*"], &common[..]].concat(), &["no workload of shared-* can be run"]);
+}
+
+#[test]
+fn what_is_given_up_for_a_target_is_said_at_the_start_and_in_the_report() {
+    let picky = Fake::start(|request| match request.path.as_str() {
+        "/v1/completions" if request.body["prompt"].is_array() => {
+            respond("400 Bad Request", "", r#"{"error":{"message":"prompt must be a string"}}"#)
+        }
+        "/v1/completions" if !request.body["ignore_eos"].is_null() => {
+            respond("400 Bad Request", "", r#"{"error":{"message":"unknown field ignore_eos"}}"#)
+        }
+        "/v1/completions" => completion(asked(request)),
+        _ => missing(),
+    });
+    let out = file("given-up.json");
+    let args = [&closed(&picky.url)[..], &["--dialect", "openai-completions", "--out", text(&out)]].concat();
+    let output = load(&args);
+    let said = said(&output);
+    assert!(output.status.success(), "{said}");
+    for note in [
+        "note: openai-completions: token ids are not taken, so prompts are words",
+        "note: openai-completions: ignore_eos is not taken, so answers may end early",
+        "note: the target has no /stats",
+        "ok   requests are what the target takes",
+    ] {
+        assert!(said.contains(note), "{note}: {said}");
+    }
+    let report = std::fs::read_to_string(&out).expect("a report");
+    assert!(report.contains("openai-completions: token ids are not taken"), "{report}");
+}
+
+#[test]
+fn an_oracle_must_be_of_the_same_model_seed_and_sampling_and_must_compare_something() {
+    let models = |request: &Request| match request.path.as_str() {
+        "/v1/models" => json_of(&json!({"data": [{"id": "m"}]})),
+        _ => missing(),
+    };
+    let good = native_with(|request| native(asked(request)), models);
+    let oracle = file("oracle.json");
+    let target = ["--workload", "tiny-2x1", "--target", &good.url, "--warmups", "0", "--trials", "1"];
+    let recorded = load(&[&["record-oracle", "--out", text(&oracle)], &target[..]].concat());
+    assert!(recorded.status.success(), "{}", said(&recorded));
+    let verify = [&["run", "--verify", text(&oracle)], &target[..]].concat();
+    let passed = load(&verify);
+    assert!(passed.status.success(), "{}", said(&passed));
+    fails(&[&verify[..], &["--seed", "2"]].concat(), &["recorded with seed 1, this run has 2"]);
+    fails(&[&verify[..], &["--model", "n"]].concat(), &["recorded with model m, this run has n"]);
+    fails(&[&verify[..], &["--token-range", "5..900"]].concat(), &["does not know 2 of 2 requests of this run"]);
+    let mix = ["--dialects", "native", "--target", &good.url, "--rate", "20", "--duration-s", "1"];
+    fails(&[&["sustained", "--verify", text(&oracle)], &mix[..]].concat(), &["the oracle does not know"]);
+    let nowhere = ["record-oracle", "--out", "/nowhere/at/all.json"];
+    fails(&[&nowhere[..], &target[..]].concat(), &["cannot write the oracle /nowhere/at/all.json", "give --out"]);
+}
+
+#[test]
+fn overload_wants_retry_after_of_every_refusal() {
+    let shy = Fake::start(|request| match (request.path.as_str(), request.generation % 4) {
+        ("/v1/generate/stream", 3) if request.generation % 8 == 3 => respond("429 Too Many Requests", "", "{}"),
+        ("/v1/generate/stream", 3) => respond("429 Too Many Requests", "retry-after: 1\r\n", "{}"),
+        ("/v1/generate/stream", _) => native(asked(request)),
+        _ => missing(),
+    });
+    let args = ["overload", "--dialects", "native", "--target", &shy.url, "--rate", "40", "--duration-s", "1"];
+    fails(&args, &["FAIL overload is refused, and told when to retry", "of them without Retry-After"]);
+}
+
+#[test]
+fn numbers_without_bounds_are_refused_with_theirs_and_abort_nothing() {
+    let run: &[&str] = &["run", "--workload", "tiny-2x1"];
+    for (command, flag, value) in [
+        (run, "--threads", "1000000"),
+        (run, "--threads", "0"),
+        (run, "--trials", "18446744073709551615"),
+        (run, "--trials", "0"),
+        (run, "--warmups", "18446744073709551615"),
+        (run, "--timeout-s", "18446744073709551615"),
+        (run, "--slo", "ttft_p50_ms=1e300"),
+        (run, "--gpu", "4294967295"),
+        (&["run"], "--workload", "batch-4294967295x4294967295"),
+        (&["sustained"], "--rate", "inf"),
+        (&["sustained"], "--rate", "NaN"),
+        (&["sustained"], "--duration-s", "1e300"),
+        (&["sustained"], "--factor", "-1"),
+        (&["sustained"], "--calibrate-s", "inf"),
+        (&["sustained"], "--calibrate-concurrency", "18446744073709551615"),
+        (&["sustained"], "--prompt-tokens", "4294967295"),
+        (&["sustained"], "--output-tokens", "4294967295"),
+        (&["sustained"], "--prompt-variants", "18446744073709551615"),
+        (&["sustained"], "--cancel-every", "18446744073709551615"),
+        (&["sustained"], "--cancel-at", "4294967295tok"),
+        (&["sustained"], "--burst", "0"),
+        (&["pressure"], "--burst", "4294967295"),
+        (&["pressure"], "--prompt-tokens", "4294967295"),
+        (&["soak", "--config", "config/cpu-test.toml"], "--mixed-s", "inf"),
+        (&["soak", "--config", "config/cpu-test.toml"], "--cancelled", "18446744073709551615"),
+        (&["soak", "--config", "config/cpu-test.toml"], "--window-s", "NaN"),
+        (&["selftest"], "--duration-s", "inf"),
+        (&["selftest"], "--tokens", "0"),
+        (&["selftest"], "--concurrency", "18446744073709551615"),
+        (&["stub"], "--threads", "1000000"),
+        (&["stub"], "--gap-us", "18446744073709551615"),
+    ] {
+        let output = load(&[command, &[&format!("{flag}={value}")]].concat());
+        let said = said(&output);
+        assert!(matches!(output.status.code(), Some(1 | 2)), "{command:?} {flag} {value}: {said}");
+        assert!(!said.contains("panicked") && said.contains("not a"), "{command:?} {flag} {value}: {said}");
+    }
+    let good = native_with(|request| native(asked(request)), |_| missing());
+    let much =
+        ["sustained", "--target", &good.url, "--dialects", "native", "--rate", "100000", "--duration-s", "604800"];
+    fails(&much, &["more than 1000000 requests; lower the rate or the duration"]);
+    let wide = ["pressure", "--target", &good.url, "--burst", "100000", "--prompt-tokens", "1048576"];
+    fails(&wide, &["the burst's prompt tokens in all"]);
+}
+
+#[test]
+fn flags_that_would_do_nothing_are_refused() {
+    for args in [
+        &["selftest", "--dialect", "anthropic", "--expect-events-per-s", "5"][..],
+        &["sustained", "--burst", "4"],
+        &["sustained", "--expect-queue", "4"],
+        &["sustained", "--rate", "5", "--factor", "2"],
+        &["sustained", "--trace", "t.jsonl", "--duration-s", "5"],
+        &["stub", "--gap-us", "5", "--each-event"],
+    ] {
+        let output = load(args);
+        assert!(!output.status.success(), "{args:?}");
+        let said = said(&output);
+        assert!(["belongs to", "cannot be used with", "judges the native"].iter().any(|w| said.contains(w)), "{said}");
+    }
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address").to_string();
+    fails(&["stub", "--listen", &address], &[&format!("cannot listen on {address}"), "choose another address"]);
+}
