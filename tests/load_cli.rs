@@ -1,55 +1,11 @@
 //! The load generator as a real process against the stub as a real process: exit codes, files and what they say.
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+mod load_support;
 
+use std::path::Path;
+
+use load_support::{folder, json, run, said, stub};
 use serde_json::Value;
-
-struct StubProcess {
-    child: Child,
-    url: String,
-}
-
-impl Drop for StubProcess {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn crucible(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_crucible"));
-    command.arg("load").args(args).stdin(Stdio::null());
-    command
-}
-
-fn stub(args: &[&str]) -> StubProcess {
-    use std::io::{BufRead, BufReader};
-    let all = [&["stub", "--listen", "127.0.0.1:0"], args].concat();
-    let mut child = crucible(&all).stdout(Stdio::piped()).spawn().expect("the stub starts");
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().expect("its output")).read_line(&mut line).expect("its first line");
-    let url = line.trim().rsplit(' ').next().expect("its address").to_owned();
-    StubProcess { child, url }
-}
-
-fn folder(name: &str) -> PathBuf {
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("load-{name}"));
-    std::fs::create_dir_all(&path).expect("a folder");
-    path
-}
-
-fn run(args: &[&str]) -> Output {
-    crucible(args).output().expect("the generator runs")
-}
-
-fn said(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
-}
-
-fn json(path: &Path) -> Value {
-    serde_json::from_slice(&std::fs::read(path).expect("the file")).expect("JSON")
-}
 
 #[test]
 fn every_standard_workload_runs_in_a_closed_loop_and_the_report_keeps_every_round() {
@@ -326,7 +282,7 @@ fn a_pair_whose_loaded_clocks_differ_by_more_than_one_percent_is_marked_in_table
     let output = run(&arguments);
     assert!(output.status.success(), "{}", said(&output));
     let comparison = json(Path::new(&out));
-    assert_eq!(comparison["format"], "crucible-load-comparison/2");
+    assert_eq!(comparison["format"], "crucible-load-comparison/3");
     let runs = comparison["runs"].as_array().expect("runs");
     let medians: Vec<&Value> = runs.iter().map(|r| &r["observed"]["loaded"]["sm_mhz"]).collect();
     let told = [1_980.0, 1_900.0, 1_980.0, 1_970.0, 1_980.0].map(Value::from);

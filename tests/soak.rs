@@ -1,19 +1,25 @@
 //! A miniature of the soak against the real binary with the tiny model: every phase, every check, and an oracle that can fail.
 
-use std::path::PathBuf;
-use std::process::{Command, Output};
+mod load_support;
 
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use load_support::{failed_checks, json, signal};
 use serde_json::Value;
 
 fn soak(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_crucible"))
+    command(arguments).args(["--stable-s", "3"]).output().expect("the binary")
+}
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_crucible"));
+    command
         .args(["load", "soak", "--config", "config/cpu-test.toml", "--token-range", "0..300", "--output-tokens", "12"])
         .args(["--prompt-tokens", "8,24,64", "--prompt-variants", "2", "--dialects", DIALECTS])
         .args([
             "--calibrate-s",
             "2",
-            "--stable-s",
-            "3",
             "--overload-s",
             "4",
             "--overload-factor",
@@ -25,15 +31,14 @@ fn soak(arguments: &[&str]) -> Output {
         ])
         // Chat prompts are words, of which each is several of this model's byte tokens.
         .args(["--set", "model.geometry.context=2048", "--set", "kv.pages=512", "--set", "limits.max_queue=128"])
-        .args(arguments)
-        .output()
-        .expect("the binary")
+        .args(arguments);
+    command
 }
 
 const DIALECTS: &str = "native,openai-completions,openai-chat,anthropic";
 
-fn folder() -> PathBuf {
-    let folder = std::env::temp_dir().join(format!("crucible-soak-{}", std::process::id()));
+fn folder(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("crucible-soak-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     folder
 }
@@ -44,7 +49,7 @@ fn said(output: &Output) -> String {
 
 #[test]
 fn a_small_soak_keeps_every_promise_and_one_against_a_wrong_oracle_does_not() {
-    let folder = folder();
+    let folder = folder("whole");
     let path = |name: &str| folder.join(name).to_str().expect("a path").to_owned();
     let (out, html, oracle) = (path("soak.json"), path("soak.html"), path("oracle.json"));
     let output = soak(&[
@@ -63,7 +68,7 @@ fn a_small_soak_keeps_every_promise_and_one_against_a_wrong_oracle_does_not() {
     ]);
     assert!(output.status.success(), "{}", said(&output));
     let report: Value = serde_json::from_slice(&std::fs::read(&out).expect("a report")).expect("JSON");
-    assert_eq!((&report["format"], &report["passed"]), (&"crucible-soak/1".into(), &true.into()));
+    assert_eq!((&report["format"], &report["passed"]), (&"crucible-soak/2".into(), &true.into()));
     let names: Vec<&str> =
         report["phases"].as_array().expect("phases").iter().filter_map(|p| p["name"].as_str()).collect();
     assert_eq!(names, ["stable", "overload", "cancelled", "mixed"]);
@@ -79,7 +84,18 @@ fn a_small_soak_keeps_every_promise_and_one_against_a_wrong_oracle_does_not() {
     let observed = &report["observed"];
     assert!(observed["devices"].as_array().is_some_and(|d| d.len() > 10), "every second: {observed}");
     assert!(observed["loaded"]["samples"].as_u64() > Some(5), "{}", observed["loaded"]);
-    assert!(std::fs::read_to_string(&html).expect("the page").contains("<svg"));
+    assert!(observed["server"].as_array().is_some_and(|s| s.len() > 40), "four times a second");
+    assert_eq!((&report["target"]["model"], &report["seed"]), (&"tiny".into(), &1.into()));
+    assert_eq!(report["server"]["config"]["kv.pages"], 512);
+    let window = &report["phases"][3]["windows"][0];
+    assert_eq!(window["ttft_ms"]["curve"].as_array().map(Vec::len), Some(21), "{window}");
+    let events = window["output_events"]["counts"].as_array().expect("bins").iter().filter_map(Value::as_u64);
+    assert!(events.sum::<u64>() > 0);
+    let page = std::fs::read_to_string(&html).expect("the page");
+    for title in ["TTFT, cumulative %", "output events a second", "requests inside the server", "KV pages in use"] {
+        assert!(page.contains(title), "{title}");
+    }
+    assert!(!page.contains("NaN") && !page.contains("src="));
 
     // The same oracle with one token changed in every answer: load and correctness are one test, so it must fail.
     let mut wrong: Value = serde_json::from_slice(&std::fs::read(&oracle).expect("an oracle")).expect("JSON");
@@ -92,4 +108,59 @@ fn a_small_soak_keeps_every_promise_and_one_against_a_wrong_oracle_does_not() {
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     assert!(said(&output).contains("FAIL every output equals the oracle"), "{}", said(&output));
     std::fs::remove_dir_all(&folder).expect("ours");
+}
+
+/// The server that a soak has started.
+fn server_of(soak: u32) -> Option<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{soak}/task/{soak}/children")).ok()?;
+    children.split_whitespace().next()?.parse().ok()
+}
+
+/// Begins a soak of an hour, sends a signal to it or to its server in its first phase, and gives what it said and its report.
+fn ended_in_its_first_phase(name: &str, to_server: bool, signal_name: &str) -> (Output, Value) {
+    use std::io::{BufRead, BufReader, Read};
+    let folder = folder(name);
+    let path = |name: &str| folder.join(name).to_str().expect("a path").to_owned();
+    let (out, logs) = (path("soak.json"), path("logs"));
+    let hour = ["--stable-s", "3600", "--cancelled", "10", "--mixed-s", "3600", "--logs", &logs, "--out", &out];
+    let mut child = command(&hour).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary");
+    let mut errors = BufReader::new(child.stderr.take().expect("its standard error"));
+    let mut told = String::new();
+    while !told.contains("stable, window 1 of 1") {
+        assert_ne!(errors.read_line(&mut told).expect("a line"), 0, "{told}");
+    }
+    let process = if to_server { server_of(child.id()).expect("the server") } else { child.id() };
+    signal(process, signal_name);
+    let mut output = child.wait_with_output().expect("its end");
+    errors.read_to_string(&mut told).expect("the rest");
+    output.stderr = told.into_bytes();
+    let report = json(std::path::Path::new(&out));
+    std::fs::remove_dir_all(&folder).expect("ours");
+    (output, report)
+}
+
+#[test]
+fn a_soak_whose_server_dies_ends_at_once_and_fails() {
+    let (output, report) = ended_in_its_first_phase("dead", true, "-KILL");
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert_eq!(report["phases"].as_array().map(Vec::len), Some(1), "no phase follows: {}", said(&output));
+    let failed = failed_checks(&report);
+    let named = |name: &str| failed.iter().any(|f| f.0 == name);
+    assert!(failed[0] == ("the measurement ran to its end".into(), "cut short: the server ended".into()), "{failed:?}");
+    assert!(named("the server tells its counters after every window"), "absent is no 0: {failed:?}");
+    assert!(
+        named("every page is back after every window") && named("the server drains and exits with 0"),
+        "{failed:?}"
+    );
+    assert!(report["phases"][0]["windows"][0]["server"].is_null() && report["stats_after"].is_null());
+}
+
+#[test]
+fn a_soak_that_is_ended_by_a_signal_lets_its_server_drain_and_keeps_what_it_has() {
+    let (output, report) = ended_in_its_first_phase("signal", false, "-TERM");
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let failed = failed_checks(&report);
+    assert_eq!(failed[0], ("the measurement ran to its end".into(), "cut short: SIGTERM came".into()), "{failed:?}");
+    assert!(failed.iter().all(|f| f.0 != "the server drains and exits with 0"), "{failed:?}");
+    assert_eq!(report["phases"].as_array().map(Vec::len), Some(1));
 }

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use document::{Document, Origin, Problem};
+pub use document::{Document, Entry, Origin, Problem, Value as Written};
 pub use keys::ApiKeys;
 pub use origins::Origins;
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::client::Fleet;
+use super::interrupt;
 use super::job::{Job, Milestone, Record, Wire};
 use super::render::Renderer;
 use super::workload::Workload;
@@ -96,7 +97,7 @@ pub fn run_burst(fleet: &Fleet, renderer: &Renderer, workload: &Workload, round:
     let start = Instant::now();
     for (at_ms, job) in jobs {
         let due = start + Duration::from_secs_f64(at_ms / 1e3);
-        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        interrupt::sleep(due.saturating_duration_since(Instant::now()));
         fleet.submit(Job { due, ..job });
     }
     while records.len() < expected {
@@ -108,18 +109,25 @@ pub fn run_burst(fleet: &Fleet, renderer: &Renderer, workload: &Workload, round:
     Burst { round, start, records, stream }
 }
 
-/// Runs all rounds of all workloads. Hands each burst with the index of its workload to `done`, warm-ups included.
+/// Runs all rounds of all workloads, warm-ups included. `begins` learns the round and the index of the workload, `done` gets the burst; a
+/// burst during which the measurement was ended is not handed over.
 pub fn run(
     fleet: &Fleet,
     renderer: &Renderer,
     workloads: &[Workload],
     rounds: Rounds,
+    begins: impl Fn(usize, usize),
     mut done: impl FnMut(usize, Burst),
 ) {
     for round in 0..rounds.total() {
         for turn in 0..workloads.len() {
             let index = if round % 2 == 1 { workloads.len() - 1 - turn } else { turn };
-            done(index, run_burst(fleet, renderer, &workloads[index], round, rounds.variant(round)));
+            begins(round, index);
+            let burst = run_burst(fleet, renderer, &workloads[index], round, rounds.variant(round));
+            if interrupt::raised() {
+                return;
+            }
+            done(index, burst);
         }
     }
 }
@@ -149,11 +157,14 @@ mod tests {
             ["tiny-2x1", "isolated-8", "mixed-8"].map(|n| Workload::named(n).expect(n)).into();
         let rounds = Rounds { warmups: 1, trials: 2, prompts: PromptReuse::Fresh };
         let mut order = Vec::new();
-        run(&fleet, &renderer, &workloads, rounds, |index, burst| {
+        let begun = std::cell::RefCell::new(Vec::new());
+        let begins = |round, index| begun.borrow_mut().push((round, index));
+        run(&fleet, &renderer, &workloads, rounds, begins, |index, burst| {
             assert!(burst.records.iter().all(|r| r.outcome == Outcome::Completed));
             assert_eq!(burst.records.len(), workloads[index].shots.len());
             order.push((burst.round, index));
         });
+        assert_eq!(*begun.borrow(), order, "each is named before it runs");
         assert_eq!(order, [(0, 0), (0, 1), (0, 2), (1, 2), (1, 1), (1, 0), (2, 0), (2, 1), (2, 2)]);
     }
 

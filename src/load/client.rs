@@ -18,6 +18,7 @@ use tokio::sync::mpsc as tokio_mpsc;
 use super::answer::{Answer, Progress, Stop};
 use super::dialect::Capture;
 use super::http1::{HttpError, ResponseDecoder};
+use super::interrupt;
 use super::job::{CancelPoint, Job, Outcome, Record};
 
 /// Bytes of a worker's read buffer.
@@ -79,7 +80,8 @@ impl Fleet {
         let _ = self.jobs[turn % self.jobs.len()].send(job);
     }
 
-    /// Waits for the next request to end; `None` when a worker has died, which shows as a record that does not come.
+    /// Waits for the next request to end; `None` when a worker has died, which shows as a record that does not come, or when the measurement
+    /// is to end.
     pub fn next(&self) -> Option<Record> {
         self.next_within(self.timeout + RECORD_GRACE)
     }
@@ -116,7 +118,7 @@ fn work(
         tell,
     });
     let local = tokio::task::LocalSet::new();
-    local.block_on(&runtime, async {
+    let all = async {
         while let Some(job) = jobs.recv().await {
             let worker = Rc::clone(&worker);
             tokio::task::spawn_local(async move {
@@ -124,8 +126,16 @@ fn work(
                 let _ = worker.tell.send(record); // the caller may have stopped listening
             });
         }
+    };
+    // The jobs, then those still running; at a premature end every connection is closed.
+    let ended = local.block_on(&runtime, async {
+        tokio::select! { () = all => false, () = interrupt::wait() => true }
     });
-    runtime.block_on(local); // the jobs still running
+    if !ended {
+        runtime.block_on(async {
+            tokio::select! { () = local => {}, () = interrupt::wait() => {} }
+        });
+    }
 }
 
 /// When an exchange ends at the latest, and how.

@@ -1,5 +1,5 @@
 //! Paired comparison of servers: every round starts each variant anew, measures it and stops it; the order is reversed on every
-//! other round, and each variant is compared with the control of the same round. All rounds are kept.
+//! other round, and each variant is compared with the control of the same round. All rounds are kept, also when a later start fails.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,16 +12,24 @@ use super::burst::Rounds;
 use super::devices::{DeviceOptions, LoadedPair};
 use super::drive::{Setup, closed_loop};
 use super::figures::Summary;
-use super::launch::{LaunchError, Running, Variant};
+use super::interrupt;
+use super::launch::{LaunchError, Running};
+use super::oracle::{Oracle, Verification};
 use super::render::{Renderer, Seeding};
-use super::report::WorkloadReport;
+use super::report::{Check, ClientFacts, TargetFacts, WorkloadReport, check, unix_ms};
+use super::slo::Objective;
 use super::stats::{AcrossRounds, percent_change};
 use super::target::Target;
-use super::watch::{Host, Observed, STATS_PERIOD, Watch, commit};
+use super::variant::Variant;
+use super::watch::{Observed, PageCheck, Watch, say};
 use super::workload::Workload;
 
 /// Names the form of the JSON.
-const FORMAT: &str = "crucible-load-comparison/2";
+const FORMAT: &str = "crucible-load-comparison/3";
+/// A server gets this long to become idle before its pages are counted.
+const IDLE_WAIT: Duration = Duration::from_secs(15);
+/// Starts in which a check did not hold that its detail names.
+const BROKEN_SHOWN: usize = 3;
 
 /// How servers are compared.
 #[derive(Clone, Debug)]
@@ -34,14 +42,22 @@ pub struct CompareOptions {
     pub workloads: Vec<Workload>,
     /// Of all prompts.
     pub seeding: Seeding,
-    /// Client threads.
-    pub threads: usize,
+    /// The client; its capacity, when that was measured.
+    pub client: ClientFacts,
     /// Of one request.
     pub timeout: Duration,
     /// A server must be ready within this.
     pub ready_wait: Duration,
     /// How clocks and power are read.
     pub devices: DeviceOptions,
+    /// Sent to every server.
+    pub api_key: Option<String>,
+    /// The model to name; each server's first otherwise.
+    pub model: Option<String>,
+    /// Bounds that every round of every server must keep.
+    pub objectives: Vec<Objective>,
+    /// Answers that every server must give.
+    pub oracle: Option<Oracle>,
 }
 
 /// One start of one variant.
@@ -53,12 +69,24 @@ pub struct VariantRun {
     pub pair: usize,
     /// Place in the pair's order.
     pub order: usize,
-    /// Its /health.
-    pub health: Option<Value>,
+    /// It ended early, and its figures are compared with none.
+    pub cut_short: bool,
+    /// Address, model, /health and dialects.
+    pub target: TargetFacts,
+    /// Its /stats before the first warm-up.
+    pub stats_before: Option<Value>,
+    /// Its /stats after the last round.
+    pub stats_after: Option<Value>,
+    /// The pool at the end.
+    pub pages: Option<PageCheck>,
     /// Server and devices while it ran, with the medians under load.
     pub observed: Observed,
     /// What was measured.
     pub workloads: Vec<WorkloadReport>,
+    /// The comparison with the oracle.
+    pub verification: Option<Verification>,
+    /// What had to hold of this start.
+    pub checks: Vec<Check>,
 }
 
 /// One figure of one pair.
@@ -91,20 +119,24 @@ pub struct Change {
     pub percent: Option<AcrossRounds>,
 }
 
-/// A finished comparison; the first variant is the control.
+/// A comparison; the first variant is the control.
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
     /// `FORMAT`.
     pub format: &'static str,
-    /// Commit of the working directory.
-    pub commit: Option<String>,
-    /// The machine.
-    pub host: Host,
+    /// When it began, milliseconds since 1970.
+    pub started_unix_ms: u64,
+    /// The client and its machine.
+    pub client: ClientFacts,
     /// Of all prompts.
     #[serde(flatten)]
     pub seeding: Seeding,
     /// Rounds within one start.
     pub rounds: Rounds,
+    /// Times that every variant was to be started.
+    pub pairs: usize,
+    /// A request that takes longer has failed, seconds.
+    pub timeout_s: u64,
     /// What was compared.
     pub variants: Vec<Variant>,
     /// Every start.
@@ -113,6 +145,10 @@ pub struct Comparison {
     pub loaded: Vec<LoadedPair>,
     /// Every paired change.
     pub changes: Vec<Change>,
+    /// What had to hold, each over all starts.
+    pub checks: Vec<Check>,
+    /// All of `checks` hold.
+    pub passed: bool,
 }
 
 type FigureOf = fn(&Summary) -> Option<AcrossRounds>;
@@ -127,10 +163,11 @@ const FIGURES: [(&str, FigureOf); 6] = [
     ("output_tok_per_s", |s| s.output_tok_per_s),
 ];
 
-/// Starts, measures and stops every variant `pairs` times. Server output goes to files in `logs`.
+/// Starts, measures and stops every variant `pairs` times. Server output goes to files in `logs`. A server that cannot be started or asked
+/// ends the comparison, which keeps what was measured and says so in its checks.
 ///
 /// # Errors
-/// A server cannot be started, does not become ready or refuses its dialect.
+/// A program cannot be read.
 pub fn compare(
     mut variants: Vec<Variant>,
     options: &CompareOptions,
@@ -140,26 +177,49 @@ pub fn compare(
     for variant in &mut variants {
         variant.hash()?;
     }
-    let mut runs = Vec::new();
-    for pair in 0..options.pairs {
-        for order in 0..variants.len() {
-            let index = if pair % 2 == 1 { variants.len() - 1 - order } else { order };
-            let variant = &variants[index];
-            progress.println(format!("pair {} of {}: {}", pair + 1, options.pairs, variant.name));
-            runs.push(measure(variant, pair, order, options, logs, progress)?);
+    let started_unix_ms = unix_ms();
+    let (mut runs, mut failure) = (Vec::new(), None);
+    for (pair, order, variant) in schedule(&variants, options.pairs) {
+        say(progress, &format!("pair {} of {}: {}", pair + 1, options.pairs, variant.name));
+        match measure(variant, pair, order, options, logs, progress) {
+            Ok(run) => runs.push(run),
+            Err(e) => failure = Some(format!("pair {}: {e}", pair + 1)),
+        }
+        // A signal is the cause of what it made fail.
+        failure = interrupt::cause().or(failure);
+        if failure.is_some() {
+            break;
         }
     }
-    let (loaded, changes) = (loaded_pairs(&variants, &runs), changes(&variants, &runs));
+    let complete: Vec<&VariantRun> = runs.iter().filter(|r| !r.cut_short).collect();
+    let (loaded, changes) = (loaded_pairs(&variants, &complete), changes(&variants, &complete));
+    let mut client = options.client.clone();
+    client.set_against(runs.iter().flat_map(|r| &r.workloads).flat_map(|w| &w.rounds));
+    let checks = checks_over(&runs, options.pairs * variants.len(), failure.as_deref());
     Ok(Comparison {
         format: FORMAT,
-        commit: commit(),
-        host: Host::here(),
+        started_unix_ms,
+        client,
         seeding: options.seeding,
         rounds: options.rounds,
+        pairs: options.pairs,
+        timeout_s: options.timeout.as_secs(),
         variants,
         runs,
         loaded,
         changes,
+        passed: checks.iter().all(|c| c.passed),
+        checks,
+    })
+}
+
+/// Every start as (pair, place in its order, variant).
+fn schedule(variants: &[Variant], pairs: usize) -> impl Iterator<Item = (usize, usize, &Variant)> {
+    let count = variants.len();
+    (0..pairs * count).map(move |start| {
+        let (pair, order) = (start / count, start % count);
+        let index = if pair % 2 == 1 { count - 1 - order } else { order };
+        (pair, order, &variants[index])
     })
 }
 
@@ -171,33 +231,78 @@ fn measure(
     logs: &Path,
     progress: &ProgressBar,
 ) -> Result<VariantRun, LaunchError> {
+    progress.set_position(0);
+    progress.set_message(format!("{} starts", variant.name));
     let log = logs.join(format!("{}-{pair}.log", variant.name.replace(['/', ' '], "-")));
-    let target = Target::new(&variant.url, None)?;
-    let mut running = Running::start(variant, &log)?;
-    if !running.wait_ready(&target, &variant.ready, options.ready_wait) {
-        let seconds = options.ready_wait.as_secs();
-        return Err(LaunchError::NotReady { name: variant.name.clone(), seconds, log });
-    }
+    let target = Target::new(&variant.url, options.api_key.clone())?;
+    let mut running = Running::start(variant, &target, &log)?;
+    running.wait_ready(&target, &variant.ready, options.ready_wait)?;
     let mut dialects = vec![variant.dialect];
     dialects.extend(options.workloads.iter().flat_map(|w| w.shots.iter().filter_map(|s| s.dialect)));
     dialects.sort_unstable();
     dialects.dedup();
     dialects.sort_by_key(|&d| d != variant.dialect);
-    let renderer = Renderer::connect(target.clone(), None, &dialects, options.seeding)?;
-    let (threads, timeout) = (options.threads, options.timeout);
-    let setup = Setup { renderer: &renderer, threads, timeout, objectives: &[], oracle: None };
-    let health = target.json("/health");
-    let watch = Watch::begin(target, &options.devices, STATS_PERIOD)?;
-    progress.set_position(0);
+    let renderer = Renderer::connect(target.clone(), options.model.clone(), &dialects, options.seeding)?;
+    let (threads, timeout) = (options.client.threads, options.timeout);
+    let (objectives, oracle) = (options.objectives.as_slice(), options.oracle.as_ref());
+    let setup = Setup { renderer: &renderer, threads, timeout, objectives, oracle };
+    let (facts, stats_before) = (TargetFacts::of(&renderer), target.json("/stats"));
+    let watch = Watch::begin(target.clone(), &options.devices)?;
     let measured = closed_loop(&setup, &options.workloads, options.rounds, progress);
     let observed = watch.end();
-    Ok(VariantRun { variant: variant.name.clone(), pair, order, health, observed, workloads: measured.workloads })
+    let cut_short = interrupt::raised();
+    let pages = PageCheck::after(&target, stats_before.as_ref(), IDLE_WAIT);
+    let stats_after = target.json("/stats");
+    let mut checks = Vec::from(check::of_requests(&measured.workloads));
+    checks.extend(check::of_pages(stats_before.as_ref(), pages.as_ref()));
+    checks.extend(check::of_account(stats_before.as_ref(), stats_after.as_ref()));
+    checks.extend(measured.verification.as_ref().map(check::of_verification));
+    checks.extend(measured.checks);
+    Ok(VariantRun {
+        variant: variant.name.clone(),
+        pair,
+        order,
+        cut_short,
+        target: facts,
+        stats_before,
+        stats_after,
+        pages,
+        observed,
+        workloads: measured.workloads,
+        verification: measured.verification,
+        checks,
+    })
+}
+
+/// Each check of the starts, over all of them, after the one that all were made.
+fn checks_over(runs: &[VariantRun], expected: usize, failure: Option<&str>) -> Vec<Check> {
+    let complete = runs.iter().filter(|r| !r.cut_short).count();
+    let detail = format!("{complete} of {expected}");
+    let detail = failure.map_or(detail.clone(), |why| format!("{detail}, then {why}"));
+    let all = failure.is_none() && complete == expected;
+    let mut over = vec![Check::when(all, "every server is started and measured", detail)];
+    let mut names: Vec<&str> = Vec::new();
+    for check in runs.iter().flat_map(|r| &r.checks) {
+        if !names.contains(&check.name.as_str()) {
+            names.push(&check.name);
+        }
+    }
+    for name in names {
+        let of = runs.iter().flat_map(|r| r.checks.iter().filter(|c| c.name == name).map(move |c| (r, c)));
+        let (held, broken): (Vec<_>, Vec<_>) = of.partition(|(_, c)| c.passed);
+        let told =
+            |(run, check): &(&VariantRun, &Check)| format!("{}, pair {}: {}", run.variant, run.pair + 1, check.detail);
+        let mut detail = vec![format!("{} of {} starts", held.len(), held.len() + broken.len())];
+        detail.extend(broken.iter().take(BROKEN_SHOWN).map(told));
+        over.push(Check::when(broken.is_empty(), name, detail.join("; ")));
+    }
+    over
 }
 
 /// The loaded medians of every variant against the control's of its own pair.
-fn loaded_pairs(variants: &[Variant], runs: &[VariantRun]) -> Vec<LoadedPair> {
+fn loaded_pairs(variants: &[Variant], runs: &[&VariantRun]) -> Vec<LoadedPair> {
     let Some((control, others)) = variants.split_first() else { return Vec::new() };
-    let others = |run: &&VariantRun| others.iter().any(|v| v.name == run.variant);
+    let others = |run: &&&VariantRun| others.iter().any(|v| v.name == run.variant);
     let mut pairs: Vec<LoadedPair> = runs
         .iter()
         .filter(others)
@@ -210,7 +315,7 @@ fn loaded_pairs(variants: &[Variant], runs: &[VariantRun]) -> Vec<LoadedPair> {
     pairs
 }
 
-fn changes(variants: &[Variant], runs: &[VariantRun]) -> Vec<Change> {
+fn changes(variants: &[Variant], runs: &[&VariantRun]) -> Vec<Change> {
     let mut changes = Vec::new();
     let Some((control, others)) = variants.split_first() else { return changes };
     let find = |name: &str, pair: usize| runs.iter().find(|r| r.variant == name && r.pair == pair);
@@ -243,9 +348,9 @@ fn changes(variants: &[Variant], runs: &[VariantRun]) -> Vec<Change> {
 }
 
 impl Comparison {
-    /// Requests that failed in any start of any variant.
-    pub fn failed(&self) -> usize {
-        self.runs.iter().flat_map(|r| &r.workloads).map(|w| w.summary.counts.failed).sum()
+    /// The complete starts of a variant.
+    pub fn runs_of<'a>(&'a self, variant: &'a str) -> impl Iterator<Item = &'a VariantRun> {
+        self.runs.iter().filter(move |r| !r.cut_short && r.variant == variant)
     }
 
     /// The compared workloads, in order.
@@ -274,12 +379,53 @@ mod tests {
         let report = WorkloadReport { workload, rounds: Vec::new(), summary, goodput_per_s: Vec::new() };
         let loaded = Loaded { cpu_mhz: mhz, ..Loaded::default() };
         let observed = Observed { loaded, ..Observed::default() };
-        VariantRun { variant: variant.into(), pair, order: 0, health: None, observed, workloads: vec![report] }
+        let target = TargetFacts {
+            url: String::new(),
+            model: "m".into(),
+            health: None,
+            dialects: std::collections::BTreeMap::new(),
+        };
+        VariantRun {
+            variant: variant.into(),
+            pair,
+            order: 0,
+            cut_short: false,
+            target,
+            stats_before: None,
+            stats_after: None,
+            pages: None,
+            observed,
+            workloads: vec![report],
+            verification: None,
+            checks: vec![Check::when(tok_per_s > 55.0, "fast", format!("{tok_per_s} tok/s"))],
+        }
     }
 
     fn variant(name: &str) -> Variant {
         let (dialect, ready) = (Dialect::Native, "/health".into());
-        Variant { name: name.into(), command: vec!["x".into()], url: String::new(), dialect, ready, sha256: None }
+        let (command, url) = (vec!["x".into()], String::new());
+        Variant { name: name.into(), command, url, dialect, ready, sha256: None, config: None }
+    }
+
+    #[test]
+    fn the_order_of_the_starts_is_reversed_in_every_other_pair() {
+        let variants = [variant("a"), variant("b")];
+        let starts: Vec<_> = schedule(&variants, 3).map(|(pair, order, v)| (pair, order, v.name.as_str())).collect();
+        assert_eq!(starts, [(0, 0, "a"), (0, 1, "b"), (1, 0, "b"), (1, 1, "a"), (2, 0, "a"), (2, 1, "b")]);
+    }
+
+    #[test]
+    fn a_check_holds_over_all_starts_or_names_those_in_which_it_did_not() {
+        let runs = [run("a", 0, 60.0, None), run("b", 0, 50.0, None)];
+        let told = |runs: &[VariantRun], expected, failure| -> Vec<(bool, String)> {
+            checks_over(runs, expected, failure).into_iter().map(|c| (c.passed, c.detail)).collect()
+        };
+        let broken = (false, "1 of 2 starts; b, pair 1: 50 tok/s".to_owned());
+        assert_eq!(told(&runs, 2, None), [(true, "2 of 2".into()), broken.clone()]);
+        assert_eq!(told(&runs, 4, Some("pair 2: x")), [(false, "2 of 4, then pair 2: x".into()), broken]);
+        assert_eq!(told(&[], 4, Some("pair 1: x")).len(), 1);
+        let cut = VariantRun { cut_short: true, ..run("a", 0, 60.0, None) };
+        assert!(!told(&[cut], 1, None)[0].0, "a start that was cut short is not a measured one");
     }
 
     #[test]
@@ -294,6 +440,7 @@ mod tests {
             run("b", 2, 60.0, None),
         ];
         let variants = [variant("a"), variant("b")];
+        let runs: Vec<&VariantRun> = runs.iter().collect();
         let changes = changes(&variants, &runs);
         let row = changes.iter().find(|c| c.figure == "output_tok_per_s").expect("the figure");
         let percents: Vec<_> = row.rounds.iter().map(|r| r.percent).collect();

@@ -71,9 +71,9 @@ impl Measured {
                 |round: &Round| objective.figure(round).map_or_else(|why| why, |ms| format!("{} ms", figure(Some(ms))));
             let figures: Vec<String> = rounds.iter().map(figure).collect();
             let passed = !rounds.is_empty() && rounds.iter().all(|r| objective.met_by(r));
-            self.checks.push(Check::new(
-                format!("{}: {}", workload.name, objective.text),
+            self.checks.push(Check::when(
                 passed,
+                format!("{}: {}", workload.name, objective.text),
                 format!("rounds: {}", figures.join(", ")),
             ));
         }
@@ -89,10 +89,14 @@ pub fn closed_loop(setup: &Setup<'_>, workloads: &[Workload], rounds: Rounds, pr
     let mut measured = Measured { verification: setup.oracle.map(|_| Verification::default()), ..Measured::default() };
     let (mut shared, mut warmup_failure) = (Vec::new(), None);
     progress.set_length((workloads.len() * rounds.total()) as u64);
-    burst::run(&fleet, setup.renderer, workloads, rounds, |index, burst| {
+    let start = Instant::now();
+    let begins = |round: usize, index: usize| {
+        let (what, number) =
+            if round < rounds.warmups { ("warm-up", round + 1) } else { ("trial", round + 1 - rounds.warmups) };
+        progress.set_message(format!("{}, {what} {number}", workloads[index].name));
+    };
+    burst::run(&fleet, setup.renderer, workloads, rounds, begins, |index, burst| {
         let workload = &workloads[index];
-        let what = if burst.round < rounds.warmups { "warm-up" } else { "trial" };
-        progress.set_message(format!("{what} {} {}", burst.round, workload.name));
         progress.inc(1);
         if let (Some(oracle), Some(verification)) = (setup.oracle, &mut measured.verification) {
             verify(verification, oracle, workload, &burst);
@@ -107,19 +111,20 @@ pub fn closed_loop(setup: &Setup<'_>, workloads: &[Workload], rounds: Rounds, pr
                 let stats = setup.renderer.target().json("/stats");
                 shared.push(stats.as_ref().and_then(|s| counter(s, SHARED_BATCH_COUNTER)));
             }
-            trials[index].push(round_of_burst(&burst));
+            let t_s = burst.start.saturating_duration_since(start).as_secs_f64();
+            trials[index].push(Round { t_s, ..round_of_burst(&burst) });
         }
     });
     if rounds.warmups > 0 {
         let Counts { submitted, failed, .. } = measured.warmups;
         let first = warmup_failure.map_or(String::new(), |message| format!(", first: {message}"));
         let detail = format!("{failed} of {submitted} failed{first}");
-        measured.checks.push(Check::new("no request of a warm-up fails", failed == 0, detail));
+        measured.checks.push(Check::when(failed == 0, "no request of a warm-up fails", detail));
     }
     if !shared.is_empty() {
         let passed = shared.iter().all(|&n| n == Some(SHARED_BATCH.1));
         let detail = format!("requests of the last prefill batch, per round: {shared:?}");
-        measured.checks.push(Check::new("requests of every dialect share one prefill batch", passed, detail));
+        measured.checks.push(Check::when(passed, "requests of every dialect share one prefill batch", detail));
     }
     for (workload, rounds) in workloads.iter().zip(trials) {
         measured.push(workload.clone(), rounds, setup.objectives);

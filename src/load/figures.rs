@@ -3,7 +3,7 @@
 //! Token counts are the server's where it reports them. Gaps are taken between output events of one request, as the client received
 //! them; two tokens in one event make one arrival.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -14,6 +14,8 @@ use super::stats::{AcrossRounds, Distribution, LogHistogram};
 
 /// Bins of a gap histogram.
 const HISTOGRAM_BINS: usize = 48;
+/// Width of a bin of output events.
+const EVENT_BIN: Duration = Duration::from_millis(100);
 
 /// What latencies count from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -121,11 +123,41 @@ pub struct StreamFigures {
     pub covered: bool,
 }
 
+/// Output events over time, as the client received them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct EventBins {
+    /// Width of a bin, seconds.
+    pub bin_s: f64,
+    /// Events per bin, from the round's start.
+    pub counts: Vec<u32>,
+}
+
+impl EventBins {
+    /// Bins the events since `start` of all requests, however they ended.
+    pub fn of<'a>(start: Instant, records: impl IntoIterator<Item = &'a Record>) -> Self {
+        let mut counts: Vec<u32> = Vec::new();
+        for record in records {
+            for &us in &record.event_us {
+                let at = record.sent + Duration::from_micros(u64::from(us));
+                let Some(since) = at.checked_duration_since(start) else { continue };
+                let bin = (since.as_micros() / EVENT_BIN.as_micros()) as usize;
+                if bin >= counts.len() {
+                    counts.resize(bin + 1, 0);
+                }
+                counts[bin] += 1;
+            }
+        }
+        Self { bin_s: EVENT_BIN.as_secs_f64(), counts }
+    }
+}
+
 /// The figures of one burst.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Round {
     /// Which round.
     pub round: usize,
+    /// When it began, seconds since the first of the run.
+    pub t_s: f64,
     /// First request due to last request ended, seconds.
     pub duration_s: f64,
     /// Requests by end.
@@ -142,12 +174,23 @@ pub struct Round {
     pub e2e_ms: Distribution,
     /// The client's own lag between due and sent, over all requests.
     pub lag_ms: Distribution,
+    /// Output events over time, the disturbed stream's included.
+    pub output_events: EventBins,
     /// The gaps' histogram.
     pub gap_histogram_ms: Option<LogHistogram>,
     /// The disturbed stream.
     pub stream: Option<StreamFigures>,
     /// Every request.
     pub requests: Vec<RequestRow>,
+}
+
+impl Round {
+    /// Output events a second in the busiest bin, or over a round that is shorter than one.
+    pub fn busiest_events_per_s(&self) -> f64 {
+        let width = self.output_events.bin_s.min(self.duration_s);
+        let most = self.output_events.counts.iter().max().copied().unwrap_or(0);
+        if width > 0.0 { f64::from(most) / width } else { 0.0 }
+    }
 }
 
 /// The figures of a workload over its rounds: each is the rounds' median with the least and the greatest.
@@ -226,7 +269,9 @@ pub fn round_of(round: usize, start: Instant, records: &[Record], origin: Origin
     let gaps: Vec<f64> = completed().flat_map(gaps_ms).collect();
     Round {
         round,
+        t_s: 0.0,
         duration_s,
+        output_events: EventBins::of(start, records),
         counts: Counts::of(records),
         output_tokens,
         output_tok_per_s: if duration_s > 0.0 { output_tokens as f64 / duration_s } else { 0.0 },
@@ -245,6 +290,7 @@ pub fn round_of_burst(burst: &Burst) -> Round {
     let mut round = round_of(burst.round, burst.start, &burst.records, Origin::Sent);
     if let Some(stream) = &burst.stream {
         round.stream = Some(stream_figures(stream, &burst.records));
+        round.output_events = EventBins::of(burst.start, burst.records.iter().chain([stream]));
         round.counts += Counts::of([stream]);
     }
     round
@@ -296,8 +342,6 @@ pub fn gaps_of(round: &Round) -> &Distribution {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn record(start: Instant, due_ms: u64, sent_ms: u64, events_ms: &[u32]) -> Record {
@@ -337,6 +381,17 @@ mod tests {
         let c = &round.counts;
         assert_eq!((c.submitted, c.completed, c.refused, c.cancelled, c.failed), (4, 1, 1, 1, 1));
         assert_eq!((round.output_tokens, round.ttft_ms.count, round.requests.len()), (2, 1, 4));
+    }
+
+    #[test]
+    fn events_are_counted_when_they_come_whether_or_not_their_request_completes() {
+        let start = Instant::now();
+        let mut records = vec![record(start, 0, 0, &[10, 99, 101]), record(start, 0, 250, &[60, 70])];
+        records[1].outcome = Outcome::Cancelled;
+        let round = round_of(0, start, &records, Origin::Sent);
+        assert_eq!(round.output_events, EventBins { bin_s: 0.1, counts: vec![2, 1, 0, 2] });
+        let later = EventBins::of(start + Duration::from_millis(100), &records);
+        assert_eq!(later.counts, [1, 0, 2], "what came before the start is not its own");
     }
 
     #[test]

@@ -1,20 +1,28 @@
-//! Servers that a measurement starts and stops itself: what is started, with the hash of its program, and the running process.
+//! Servers that a measurement starts and stops itself, while they run.
+//!
+//! What answers must be what was started: nothing may answer before, and the process must live when it does. It runs in a process group
+//! of its own, so that a Ctrl-C meant for the measurement reaches it through the measurement, and so that all of it can be ended.
 
 use std::fs::File;
-use std::net::TcpListener;
+use std::net::TcpStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
 use super::devices::DevicesError;
-use super::dialect::Dialect;
+use super::interrupt;
 use super::target::{Target, TargetError};
-use crate::model::pull::sha256;
+use super::variant::Variant;
 
 /// A server that has not ended so long after SIGTERM is killed.
 const STOP_WAIT: Duration = Duration::from_secs(60);
+/// Nothing answers that takes longer to accept a connection.
+const CONNECT_WAIT: Duration = Duration::from_secs(1);
+/// Between two questions whether a server is ready.
+const READY_PERIOD: Duration = Duration::from_millis(100);
+/// Lines of a log that an error repeats.
+const TAIL_LINES: usize = 5;
 
 /// Why a server cannot be started.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +43,29 @@ pub enum LaunchError {
         /// What is wrong.
         message: String,
     },
+    /// Something is there already.
+    #[error("{name} cannot be started: {url} answers already; end what listens there, or choose another port")]
+    Answers {
+        /// The variant.
+        name: String,
+        /// Where it would answer.
+        url: String,
+    },
+    /// A server ended instead of becoming ready.
+    #[error("{name} ended before it was ready ({status}); its output is in {log}{tail}")]
+    Exited {
+        /// The variant.
+        name: String,
+        /// How it ended.
+        status: ExitStatus,
+        /// Its output.
+        log: PathBuf,
+        /// The last lines of that, each after a line break.
+        tail: String,
+    },
+    /// The measurement ended while a server started.
+    #[error("{0} was not waited for")]
+    Interrupted(String),
     /// A server did not become ready.
     #[error("{name} was not ready within {seconds} s; its output is in {log}")]
     NotReady {
@@ -53,109 +84,30 @@ pub enum LaunchError {
     Devices(#[from] DevicesError),
 }
 
-fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> LaunchError {
+pub(super) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> LaunchError {
     let what = what.into();
     move |source| LaunchError::Io { what, source }
 }
 
-/// A server that can be started.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Variant {
-    /// In reports.
-    #[serde(default)]
-    pub name: String,
-    /// Program and arguments.
-    pub command: Vec<String>,
-    /// Where it will answer.
-    pub url: String,
-    /// How it is asked.
-    #[serde(default = "native")]
-    pub dialect: Dialect,
-    /// Answers 200 once it can serve.
-    #[serde(default = "health")]
-    pub ready: String,
-    /// SHA-256 of the program.
-    #[serde(default, skip_deserializing)]
-    pub sha256: Option<String>,
-}
-
-fn native() -> Dialect {
-    Dialect::Native
-}
-
-fn health() -> String {
-    "/health".into()
-}
-
-impl Variant {
-    /// A server of this project: a binary, its configuration and settings on top of it.
-    ///
-    /// # Errors
-    /// No port is free.
-    pub fn serve(name: &str, binary: &Path, config: &Path, settings: &[String]) -> Result<Self, LaunchError> {
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).map_err(io("no free port"))?.port();
-        let text = |path: &Path| path.to_string_lossy().into_owned();
-        let mut command = vec![text(binary), "serve".into(), "--config".into(), text(config)];
-        for setting in settings.iter().cloned().chain([format!("server.port={port}")]) {
-            command.extend(["--set".into(), setting]);
-        }
-        let url = format!("http://127.0.0.1:{port}");
-        let (dialect, ready) = (native(), health());
-        Ok(Self { name: name.into(), command, url, dialect, ready, sha256: None })
-    }
-
-    /// Reads a file: with a `command` it describes any server (docs/load.md), otherwise it is a configuration for `binary`.
-    ///
-    /// # Errors
-    /// The file cannot be read or its variant form is wrong.
-    pub fn from_file(path: &Path, binary: &Path) -> Result<Self, LaunchError> {
-        let text = std::fs::read_to_string(path).map_err(io(format!("cannot read {}", path.display())))?;
-        let wrong = |message: String| LaunchError::Variant { path: path.to_owned(), message };
-        let table: toml::Table = toml::from_str(&text).map_err(|e| wrong(e.to_string()))?;
-        let stem = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
-        if !table.contains_key("command") {
-            return Self::serve(&stem, binary, path, &[]);
-        }
-        let mut variant: Self = toml::from_str(&text).map_err(|e| wrong(e.to_string()))?;
-        if variant.command.is_empty() {
-            return Err(wrong("command must name a program".into()));
-        }
-        if variant.name.is_empty() {
-            variant.name = stem;
-        }
-        Ok(variant)
-    }
-
-    /// Takes the hash of the program.
-    ///
-    /// # Errors
-    /// It cannot be read.
-    pub fn hash(&mut self) -> Result<(), LaunchError> {
-        let program = &self.command[0];
-        let path = which(program).unwrap_or_else(|| PathBuf::from(program));
-        self.sha256 = Some(sha256(&path).map_err(io(format!("cannot read {}", path.display())))?);
-        Ok(())
-    }
-}
-
-fn which(program: &str) -> Option<PathBuf> {
-    if program.contains('/') {
-        return None;
-    }
-    std::env::split_paths(&std::env::var_os("PATH")?).map(|dir| dir.join(program)).find(|p| p.is_file())
-}
-
 /// A started server; dropping it stops it.
 #[derive(Debug)]
-pub struct Running(Child);
+pub struct Running {
+    child: Child,
+    /// How it ended, once it has.
+    ended: Option<ExitStatus>,
+    name: String,
+    log: PathBuf,
+}
 
 impl Running {
     /// Starts it; its output goes to `log`.
     ///
     /// # Errors
-    /// The log or the process cannot be made.
-    pub fn start(variant: &Variant, log: &Path) -> Result<Self, LaunchError> {
+    /// Something answers at its address already, or the log or the process cannot be made.
+    pub fn start(variant: &Variant, target: &Target, log: &Path) -> Result<Self, LaunchError> {
+        if TcpStream::connect_timeout(&target.address, CONNECT_WAIT).is_ok() {
+            return Err(LaunchError::Answers { name: variant.name.clone(), url: variant.url.clone() });
+        }
         let out = File::create(log).map_err(io(format!("cannot write {}", log.display())))?;
         let err = out.try_clone().map_err(io("cannot share the log"))?;
         let child = Command::new(&variant.command[0])
@@ -163,79 +115,137 @@ impl Running {
             .stdin(Stdio::null())
             .stdout(out)
             .stderr(err)
+            .process_group(0)
             .spawn()
             .map_err(io(format!("cannot start {}", variant.command[0])))?;
-        Ok(Self(child))
+        interrupt::began(child.id());
+        Ok(Self { child, ended: None, name: variant.name.clone(), log: log.to_owned() })
     }
 
     /// The process.
     pub fn id(&self) -> u32 {
-        self.0.id()
+        self.child.id()
+    }
+
+    /// How it ended, when it has.
+    fn ended(&mut self) -> Option<ExitStatus> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().ok().flatten();
+        }
+        self.ended
     }
 
     /// Asks it to end and waits; its exit status, or `None` when it does not end.
     pub fn stop(&mut self) -> Option<ExitStatus> {
-        if let Ok(Some(ended)) = self.0.try_wait() {
-            return Some(ended);
+        if self.ended().is_none() {
+            interrupt::tell(self.child.id(), "-TERM");
         }
-        let pid = self.0.id().to_string();
-        let _ = Command::new("kill").args(["-TERM", &pid]).stderr(Stdio::null()).status();
         let deadline = Instant::now() + STOP_WAIT;
-        while Instant::now() < deadline {
-            if let Ok(Some(ended)) = self.0.try_wait() {
-                return Some(ended);
-            }
-            std::thread::sleep(Duration::from_millis(50));
+        while self.ended().is_none() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
         }
-        None
+        self.ended
     }
 
-    /// Waits until `ready` answers 200 or the process has ended.
-    pub fn wait_ready(&mut self, target: &Target, ready: &str, wait: Duration) -> bool {
-        let deadline = Instant::now() + wait;
-        while Instant::now() < deadline {
-            let answer = super::client::fetch(target.address, &target.get(ready), Duration::from_secs(2));
+    /// Waits until `ready` answers 200.
+    ///
+    /// # Errors
+    /// The process ends, the time is over, or the measurement is.
+    pub fn wait_ready(&mut self, target: &Target, ready: &str, wait: Duration) -> Result<(), LaunchError> {
+        let (begin, request) = (Instant::now(), target.get(ready));
+        while begin.elapsed() < wait {
+            let answer = super::client::fetch(target.address, &request, Duration::from_secs(2));
+            // After the answer: a process that is gone did not give it.
+            if let Some(status) = self.ended() {
+                let (name, log, tail) = (self.name.clone(), self.log.clone(), tail(&self.log));
+                return Err(LaunchError::Exited { name, status, log, tail });
+            }
             if answer.is_ok_and(|(status, _)| status == 200) {
-                return true;
+                return Ok(());
             }
-            if self.0.try_wait().is_ok_and(|ended| ended.is_some()) {
-                return false;
+            if interrupt::raised() {
+                return Err(LaunchError::Interrupted(self.name.clone()));
             }
-            std::thread::sleep(Duration::from_millis(100));
+            interrupt::sleep(READY_PERIOD);
         }
-        false
+        let (name, log) = (self.name.clone(), self.log.clone());
+        Err(LaunchError::NotReady { name, seconds: wait.as_secs(), log })
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if self.stop().is_none() {
-            let _ = self.0.kill().and_then(|()| self.0.wait());
+        let stopped = self.stop().is_some();
+        // What it started itself goes with it.
+        interrupt::tell(self.child.id(), "-KILL");
+        interrupt::ended(self.child.id());
+        if !stopped {
+            let _ = self.child.wait();
         }
     }
+}
+
+/// The last lines of a log, each after a line break.
+fn tail(log: &Path) -> String {
+    let text = std::fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();
+    lines.iter().skip(lines.len().saturating_sub(TAIL_LINES)).map(|line| format!("\n  {line}")).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::load::stub::{Stub, StubOptions};
+
+    /// A variant that runs a line of shell, its address, and where its output goes.
+    fn shell(line: &str) -> (Variant, Target, PathBuf) {
+        let text = format!("command = ['/bin/sh', '-c', '{line}']\nurl = 'http://127.0.0.1:9'\n");
+        let id = std::thread::current().id();
+        let path = std::env::temp_dir().join(format!("crucible-launch-{}-{id:?}.toml", std::process::id()));
+        std::fs::write(&path, text).expect("written");
+        let variant = Variant::from_file(&path, Path::new("x"), None).expect("a variant");
+        let target = Target::new(&variant.url, None).expect("a target");
+        std::fs::remove_file(&path).expect("removed");
+        (variant, target, path.with_extension("log"))
+    }
 
     #[test]
-    fn a_file_with_a_command_is_any_server_and_one_without_is_a_configuration() {
-        let dir = std::env::temp_dir();
-        let path = dir.join(format!("crucible-variant-{}.toml", std::process::id()));
-        std::fs::write(
-            &path,
-            "command = ['peer', '-p', '1']\nurl = 'http://127.0.0.1:1'\ndialect = 'openai-completions'\n",
-        )
-        .expect("written");
-        let peer = Variant::from_file(&path, Path::new("/bin/crucible")).expect("a variant");
-        assert_eq!((peer.dialect, peer.command.len()), (Dialect::OpenaiCompletions, 3));
-        std::fs::write(&path, "[kv]\npages = 64\n").expect("written");
-        let own = Variant::from_file(&path, Path::new("/bin/crucible")).expect("a configuration");
-        assert_eq!(own.command[..3], ["/bin/crucible", "serve", "--config"]);
-        assert!(own.command.last().is_some_and(|s| s.starts_with("server.port=")));
-        std::fs::write(&path, "command = []\nurl = ''\n").expect("written");
-        assert!(Variant::from_file(&path, Path::new("x")).is_err());
-        std::fs::remove_file(&path).expect("removed");
+    fn a_server_that_ends_before_it_is_ready_is_reported_with_its_status_and_last_words() {
+        let (variant, target, log) = shell("echo no such model; exit 3");
+        let mut running = Running::start(&variant, &target, &log).expect("started");
+        let error = running.wait_ready(&target, "/health", Duration::from_secs(60)).expect_err("it ended");
+        assert!(matches!(error, LaunchError::Exited { status, .. } if status.code() == Some(3)), "{error}");
+        assert!(error.to_string().ends_with("\n  no such model"), "{error}");
+        drop(running);
+        std::fs::remove_file(&log).expect("removed");
+    }
+
+    #[test]
+    fn nothing_is_started_where_something_answers_already() {
+        let stub = Stub::start(([127, 0, 0, 1], 0).into(), StubOptions::default()).expect("a stub");
+        let (variant, _, log) = shell("sleep 600");
+        let target = Target::new(&format!("http://{}", stub.address), None).expect("a target");
+        let error = Running::start(&variant, &target, &log).expect_err("it answers");
+        assert!(matches!(error, LaunchError::Answers { .. }), "{error}");
+        assert!(!log.exists(), "nothing was started");
+    }
+
+    #[test]
+    fn what_a_server_started_ends_with_it() {
+        let (variant, target, log) = shell("sleep 600 & echo $!; wait");
+        let running = Running::start(&variant, &target, &log).expect("started");
+        let inner = || std::fs::read_to_string(&log).unwrap_or_default().trim().parse::<u32>().ok();
+        while inner().is_none() {
+            std::thread::yield_now();
+        }
+        drop(running);
+        let process = inner().expect("its number");
+        // Gone, or a zombie until its new parent looks; the kernel ends what was killed in its own time.
+        let lives = || std::fs::read_to_string(format!("/proc/{process}/stat")).is_ok_and(|s| !s.contains(") Z "));
+        while lives() {
+            std::thread::yield_now();
+        }
+        std::fs::remove_file(&log).expect("removed");
     }
 }

@@ -17,7 +17,10 @@ pub mod drive;
 #[cfg(test)]
 mod fake;
 pub mod figures;
+pub mod file;
+pub mod growth;
 pub mod http1;
+pub mod interrupt;
 pub mod job;
 pub mod launch;
 pub mod limits;
@@ -33,5 +36,6 @@ pub mod soak;
 pub mod stats;
 pub mod stub;
 pub mod target;
+pub mod variant;
 pub mod watch;
 pub mod workload;

@@ -13,6 +13,7 @@ use super::arrivals::TraceEntry;
 use super::dialect::{Dialect, Policy};
 use super::drive::{Measured, Setup};
 use super::figures::{Counts, Origin, round_of};
+use super::interrupt;
 use super::job::{CancelPoint, Job, Outcome, Record, Wire};
 use super::limits;
 use super::oracle::Verification;
@@ -191,10 +192,13 @@ pub fn run(setup: &Setup<'_>, name: &str, plan: Vec<Planned>, progress: &Progres
         let due = start + Duration::from_secs_f64(planned.due_s);
         loop {
             let left = due.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if left.is_zero() || interrupt::raised() {
                 break;
             }
             records.extend(fleet.next_within(left));
+        }
+        if interrupt::raised() {
+            break;
         }
         fleet.submit(Job { id, wire: planned.wire, due, cancel: planned.cancel, milestone: None });
         progress.set_position(records.len() as u64);

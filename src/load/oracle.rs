@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::file;
 use super::job::{Outcome, Output, Record, Wire};
 use super::render::Renderer;
 
@@ -33,14 +34,6 @@ pub enum OracleError {
         path: PathBuf,
         /// What is wrong.
         message: String,
-    },
-    /// It cannot be written.
-    #[error("cannot write the oracle {path}: {source}; give --out a file in a folder that can be written")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
     },
     /// It is of another model or seed.
     #[error(
@@ -201,37 +194,13 @@ impl Oracle {
         Ok(oracle)
     }
 
-    /// Writes it under a temporary name first, so that there is never half an oracle.
+    /// Writes it.
     ///
     /// # Errors
-    /// The folder cannot be written.
-    pub fn write(&self, path: &Path) -> Result<(), OracleError> {
-        let write = |source| OracleError::Write { path: path.to_owned(), source };
-        let bytes = serde_json::to_vec(self).map_err(|e| write(e.into()))?;
-        let part = part(path);
-        std::fs::write(&part, bytes).and_then(|()| std::fs::rename(&part, path)).map_err(write)
+    /// The file cannot be written.
+    pub fn write(&self, path: &Path) -> Result<(), file::WriteError> {
+        file::write_json_compact(path, self)
     }
-
-    /// Tries whether `write` will find a folder to write to, before hours go into the answers.
-    ///
-    /// # Errors
-    /// It will not.
-    pub fn can_be_written(path: &Path) -> Result<(), OracleError> {
-        let part = part(path);
-        let tried = if path.is_dir() {
-            Err(std::io::ErrorKind::IsADirectory.into())
-        } else {
-            std::fs::write(&part, []).and_then(|()| std::fs::remove_file(&part))
-        };
-        tried.map_err(|source| OracleError::Write { path: path.to_owned(), source })
-    }
-}
-
-/// The name under which a file is written before it is whole.
-fn part(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".part");
-    name.into()
 }
 
 /// The first difference, or `None`. Of an answer that is not whole, only what came is compared.
@@ -365,11 +334,6 @@ mod tests {
         assert!(matches!(Oracle::read(&path), Err(OracleError::Invalid { .. })));
         std::fs::remove_file(&path).expect("removed");
         assert!(oracle().record(&record(&[], "", Outcome::Cancelled)).is_err());
-        let nowhere = Path::new("/nowhere/at/all/oracle.json");
-        for tried in [Oracle::can_be_written(nowhere), oracle().write(nowhere), Oracle::can_be_written(Path::new("/"))]
-        {
-            assert!(tried.is_err_and(|e| e.to_string().contains("give --out a file")));
-        }
     }
 
     #[test]

@@ -7,6 +7,8 @@ use serde::Serialize;
 
 /// Samples that a p99 needs.
 pub const P99_SAMPLES_MIN: usize = 100;
+/// Steps of a distribution's curve.
+const CURVE_STEPS: usize = 20;
 
 /// The q-quantile of ascending samples by linear interpolation between the closest ranks (rank q·(n−1), NumPy's default); `None`
 /// without samples.
@@ -33,6 +35,8 @@ pub struct Distribution {
     pub p99: Option<f64>,
     /// The greatest.
     pub worst: Option<f64>,
+    /// The quantiles at 0, 5, ... 100 %, for plots; empty without samples.
+    pub curve: Vec<f64>,
 }
 
 impl Distribution {
@@ -47,7 +51,14 @@ impl Distribution {
             p95: quantile(&samples, 0.95),
             p99: quantile(&samples, 0.99).filter(|_| count >= P99_SAMPLES_MIN),
             worst: samples.last().copied(),
+            curve: (0..=CURVE_STEPS).filter_map(|i| quantile(&samples, i as f64 / CURVE_STEPS as f64)).collect(),
         }
+    }
+
+    /// The cumulative curve: (sample, percent), ascending.
+    pub fn cumulative(&self) -> Vec<(f64, f64)> {
+        let percent = |i: usize| i as f64 * 100.0 / CURVE_STEPS as f64;
+        self.curve.iter().enumerate().map(|(i, &sample)| (sample, percent(i))).collect()
     }
 }
 
@@ -83,10 +94,12 @@ pub struct LogHistogram {
     pub edges: Vec<f64>,
     /// Samples per bin.
     pub counts: Vec<u64>,
+    /// Samples of 0, which no such axis has: tokens that came in one read.
+    pub zeros: u64,
 }
 
 impl LogHistogram {
-    /// Bins the positive samples; `None` when there is none.
+    /// Bins the positive samples and counts the others; `None` when none is positive.
     pub fn of(samples: &[f64], bins: usize) -> Option<Self> {
         let positive = || samples.iter().copied().filter(|&s| s > 0.0);
         let low = positive().min_by(f64::total_cmp)?;
@@ -98,7 +111,23 @@ impl LogHistogram {
             let bin = ((libm::log(sample) - libm::log(low)) / step) as usize;
             counts[bin.min(bins - 1)] += 1;
         }
-        Some(Self { edges, counts })
+        let zeros = samples.len() as u64 - counts.iter().sum::<u64>();
+        Some(Self { edges, counts, zeros })
+    }
+
+    /// The bins' middles with their share of all samples in percent.
+    pub fn shares(&self) -> Vec<(f64, f64)> {
+        let middle = |bin: usize| f64::midpoint(self.edges[bin], self.edges[bin + 1]);
+        self.counts.iter().enumerate().map(|(bin, &count)| (middle(bin), self.percent(count))).collect()
+    }
+
+    /// The samples of 0 in percent of all.
+    pub fn zeros_percent(&self) -> f64 {
+        self.percent(self.zeros)
+    }
+
+    fn percent(&self, count: u64) -> f64 {
+        count as f64 * 100.0 / (self.counts.iter().sum::<u64>() + self.zeros).max(1) as f64
     }
 }
 
@@ -142,6 +171,12 @@ mod tests {
     }
 
     #[test]
+    fn a_curve_goes_from_the_least_sample_to_the_greatest() {
+        let curve = Distribution::of((0..=40).rev().map(f64::from).collect()).cumulative();
+        assert_eq!((curve.len(), curve[0], curve[1], curve[20]), (21, (0.0, 0.0), (2.0, 5.0), (40.0, 100.0)));
+    }
+
+    #[test]
     fn rounds_are_compared_by_their_own_figures_and_not_pooled() {
         let rounds = [vec![1.0; 20], vec![1.0; 20], vec![100.0; 20]];
         let p95 = AcrossRounds::of(rounds.iter().map(|r| Distribution::of(r.clone()).p95));
@@ -159,5 +194,11 @@ mod tests {
         assert_eq!(histogram.counts.iter().sum::<u64>(), 1_000);
         assert!(histogram.edges.len() == 25 && histogram.edges.windows(2).all(|w| w[0] < w[1]));
         assert_eq!(LogHistogram::of(&[2.0, 2.0], 4).expect("one value").counts.iter().sum::<u64>(), 2);
+        let half = LogHistogram::of(&[0.0, 1.0, 0.0, 1.0], 1).expect("samples");
+        assert_eq!(
+            (half.zeros, half.zeros_percent(), half.shares()[0].1),
+            (2, 50.0, 50.0),
+            "shares are of all samples"
+        );
     }
 }

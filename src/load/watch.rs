@@ -1,23 +1,24 @@
-//! What surrounds a measurement: the server's /stats, the machine's clocks and power every second, and the facts of host, device and
-//! commit that a report must carry. A target without /stats, one on another machine, or a machine without a GPU leaves its part empty.
+//! What surrounds a measurement: the server's /stats, the machine's clocks and power every second, and the facts of host and device
+//! that a report must carry. A target without /stats, one on another machine, or a machine without a GPU leaves its part empty.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::devices::{self, DeviceOptions, DeviceSample, DevicesError, Loaded, Sampler};
 use super::target::Target;
 
-/// Between two looks at /stats in a run of seconds or minutes.
-pub const STATS_PERIOD: Duration = Duration::from_millis(250);
+/// Between two looks at /stats.
+const STATS_PERIOD: Duration = Duration::from_millis(250);
 /// Between two looks at the devices.
-pub const DEVICE_PERIOD: Duration = Duration::from_secs(1);
+const DEVICE_PERIOD: Duration = Duration::from_secs(1);
 
 /// The server at one moment; a figure that it does not tell is absent.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ServerSample {
     /// Seconds since the watch began.
     pub t_s: f64,
@@ -75,13 +76,22 @@ impl Observed {
         near.and_then(|s| s.active).is_none_or(|active| active > 0)
     }
 
+    /// The greatest figure of the server that was seen between two moments.
+    pub fn peak(&self, from_s: f64, to_s: f64, figure: fn(&ServerSample) -> Option<u64>) -> Option<u64> {
+        self.server.iter().filter(|s| (from_s..=to_s).contains(&s.t_s)).filter_map(figure).max()
+    }
+
     /// One line for the terminal.
     pub fn line(&self) -> String {
         if !self.same_machine {
             return "clocks and power: not sampled, the server is on another machine".into();
         }
         let gpu = self.sampler.map_or("no GPU".to_owned(), |name| format!("GPU {} by {name}", self.gpu));
-        format!("under load, medians of {} samples: {} ({gpu})", self.loaded.samples, self.loaded.line())
+        match self.loaded.samples {
+            0 => format!("clocks and power under load: no sample ({gpu})"),
+            1 => format!("under load, one sample: {} ({gpu})", self.loaded.line()),
+            n => format!("under load, medians of {n} samples: {} ({gpu})", self.loaded.line()),
+        }
     }
 }
 
@@ -110,18 +120,31 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Begins; times count from now. /stats is read every `stats_period`, the devices every second.
+    /// Begins; times count from now. /stats is read four times a second, the devices every second.
     ///
     /// # Errors
     /// A device program that was given cannot be used.
-    pub fn begin(target: Target, options: &DeviceOptions, stats_period: Duration) -> Result<Self, DevicesError> {
+    pub fn begin(target: Target, options: &DeviceOptions) -> Result<Self, DevicesError> {
+        Self::since(Instant::now(), target, options)
+    }
+
+    /// As `begin`, with times that count from another moment.
+    ///
+    /// # Errors
+    /// As `begin`.
+    pub fn since(start: Instant, target: Target, options: &DeviceOptions) -> Result<Self, DevicesError> {
         let sampler = if devices::is_here(target.address.ip()) { Some(devices::sampler(options)?) } else { None };
-        Ok(Self::with(target, sampler, options.gpu, [stats_period, DEVICE_PERIOD]))
+        Ok(Self::with(start, target, sampler, options.gpu, [STATS_PERIOD, DEVICE_PERIOD]))
     }
 
     /// `sampler` is absent when the server is on another machine, and holds none where this one has no GPU.
-    fn with(target: Target, sampler: Option<Option<Box<dyn Sampler>>>, gpu: u32, periods: [Duration; 2]) -> Self {
-        let start = Instant::now();
+    fn with(
+        start: Instant,
+        target: Target,
+        sampler: Option<Option<Box<dyn Sampler>>>,
+        gpu: u32,
+        periods: [Duration; 2],
+    ) -> Self {
         let ((stop_server, server_stopped), (stop_devices, devices_stopped)) = (channel(), channel());
         let name = sampler.iter().flatten().next().map(|s| s.name());
         let seen = Observed { same_machine: sampler.is_some(), sampler: name, gpu, ..Observed::default() };
@@ -185,15 +208,9 @@ impl Host {
     }
 }
 
-/// The commit of the working directory, with `+changes` when something in it is not committed; `None` outside a repository.
-pub fn commit() -> Option<String> {
-    let git = |args: &[&str]| {
-        let output = std::process::Command::new("git").args(args).stderr(std::process::Stdio::null()).output().ok()?;
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    };
-    let head = git(&["rev-parse", "--short=12", "HEAD"])?;
-    let clean = git(&["status", "--porcelain", "--untracked-files=no"])?.is_empty();
-    Some(if clean { head } else { format!("{head}+changes") })
+/// A line for whoever watches: above the bar, or on a standard error that has none.
+pub fn say(progress: &ProgressBar, line: &str) {
+    if progress.is_hidden() { eprintln!("{line}") } else { progress.println(line) }
 }
 
 /// The server's /stats once nothing is inside and no page is out, or as they are after `wait`; `None` when it has none.
@@ -296,7 +313,7 @@ mod tests {
         let script = vec![gpu(Some(1_980), Some(246.5)), gpu(None, None), gpu(Some(1_970), None)];
         let (said, heard) = channel();
         let sampler: Box<dyn Sampler> = Box::new(Scripted(script.clone().into_iter(), said));
-        let watch = Watch::with(silent(), Some(Some(sampler)), 0, [SHORT, SHORT]);
+        let watch = Watch::with(Instant::now(), silent(), Some(Some(sampler)), 0, [SHORT, SHORT]);
         // The script is over when a look found none left.
         while heard.recv().expect("a look") > 0 {}
         let seen = watch.end();
@@ -314,7 +331,7 @@ mod tests {
 
     #[test]
     fn the_devices_of_another_machine_are_not_passed_off_as_the_servers() {
-        let seen = Watch::with(silent(), None, 0, [SHORT, SHORT]).end();
+        let seen = Watch::with(Instant::now(), silent(), None, 0, [SHORT, SHORT]).end();
         assert_eq!((seen.same_machine, seen.sampler, seen.devices.len()), (false, None, 0));
         assert_eq!(seen.loaded, Loaded::default());
         assert!(seen.line().contains("another machine"));

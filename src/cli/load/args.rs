@@ -1,6 +1,6 @@
 //! The arguments of `crucible load` and their checks.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -48,9 +48,9 @@ pub(super) enum LoadCommand {
 
 #[derive(Debug, Args)]
 pub(super) struct TargetArgs {
-    /// The server.
-    #[arg(long, default_value = "http://127.0.0.1:8080")]
-    pub target: String,
+    /// The server; http://127.0.0.1:8080 by default.
+    #[arg(long)]
+    pub target: Option<String>,
     /// Model id to name; the first of /v1/models otherwise.
     #[arg(long)]
     pub model: Option<String>,
@@ -77,6 +77,12 @@ pub(super) struct ClientArgs {
     pub timeout_s: u64,
 }
 
+impl TargetArgs {
+    pub fn url(&self) -> &str {
+        self.target.as_deref().unwrap_or("http://127.0.0.1:8080")
+    }
+}
+
 impl ClientArgs {
     pub fn seeding(&self) -> Seeding {
         Seeding { seed: self.seed, token_range: self.token_range }
@@ -91,9 +97,15 @@ impl ClientArgs {
 pub(super) struct AskArgs {
     #[command(flatten)]
     pub target: TargetArgs,
-    /// How the server is asked.
-    #[arg(long, value_enum, default_value_t = Dialect::Native)]
-    pub dialect: Dialect,
+    /// How the server is asked; native by default.
+    #[arg(long, value_enum)]
+    pub dialect: Option<Dialect>,
+}
+
+impl AskArgs {
+    pub fn dialect(&self) -> Dialect {
+        self.dialect.unwrap_or(Dialect::Native)
+    }
 }
 
 #[derive(Debug, Args)]
@@ -120,6 +132,13 @@ pub(super) struct OutputArgs {
     /// Write the report as one HTML page.
     #[arg(long)]
     pub html: Option<PathBuf>,
+}
+
+impl OutputArgs {
+    /// The files, for the check before a measurement.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        [&self.out, &self.html].into_iter().flatten().map(PathBuf::as_path)
+    }
 }
 
 #[derive(Debug, Args)]
@@ -173,7 +192,7 @@ pub(super) struct RunArgs {
     #[command(flatten)]
     pub output: OutputArgs,
     /// Start two servers in pairs instead: two configurations, or files with a command (docs/load.md).
-    #[arg(long, num_args = 2, value_names = ["A", "B"])]
+    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with = "target")]
     pub ab: Option<Vec<PathBuf>>,
     #[command(flatten)]
     pub pairs: PairArgs,
@@ -181,10 +200,16 @@ pub(super) struct RunArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct PairArgs {
-    /// Times that every server is started.
-    #[arg(long, default_value_t = 3, value_parser = limits::PAIRS.parse::<usize>())]
-    pub pairs: usize,
-    /// The program of configurations without a command; once for all, or once for each server.
+    /// Times that every server is started; 3 by default.
+    #[arg(long, value_parser = limits::PAIRS.parse::<usize>())]
+    pub pairs: Option<usize>,
+    #[command(flatten)]
+    pub servers: ServerArgs,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ServerArgs {
+    /// The program of configurations without a command, this one by default; with --ab once for both, or once for each.
     #[arg(long)]
     pub binary: Vec<PathBuf>,
     /// A server must be ready within this.
@@ -288,6 +313,14 @@ pub(super) struct PressureArgs {
     /// Generated tokens of each.
     #[arg(long, default_value_t = 64, value_parser = limits::OUTPUT_TOKENS.parse::<u32>())]
     pub output_tokens: u32,
+    /// Start a server with this configuration and these bounds, instead of asking --target.
+    #[arg(long, conflicts_with = "target")]
+    pub config: Option<PathBuf>,
+    /// Overrides one key of it, such as executor.backend=cuda.
+    #[arg(long = "set", value_name = "KEY=VALUE", requires = "config")]
+    pub settings: Vec<String>,
+    #[command(flatten)]
+    pub servers: ServerArgs,
     /// The server's pages.
     #[arg(long, default_value_t = 32, value_parser = limits::EXPECTED.parse::<u64>())]
     pub expect_pages: u64,
@@ -310,10 +343,15 @@ pub(super) struct SweepArgs {
     /// Overrides one key of it, such as executor.backend=cuda.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub settings: Vec<String>,
+    /// Sent as bearer token and x-api-key, where the configuration asks for one.
+    #[arg(long)]
+    pub api_key: Option<String>,
     #[command(flatten)]
     pub work: WorkloadArgs,
     #[command(flatten)]
     pub client: ClientArgs,
+    #[command(flatten)]
+    pub judge: JudgeArgs,
     /// Values of prefill.token_budget; the first with the first cap is the control.
     #[arg(long, value_delimiter = ',', default_value = "1024,256,512,2048", value_parser = limits::BUDGETS.parse::<u32>())]
     pub budgets: Vec<u32>,
@@ -376,8 +414,11 @@ pub(super) struct SoakArgs {
     /// Keep the oracle.
     #[arg(long)]
     pub oracle_out: Option<PathBuf>,
+    /// Measure the client against the stub first and keep the figure in the report.
+    #[arg(long)]
+    pub capacity: bool,
     #[command(flatten)]
-    pub pairs: PairArgs,
+    pub servers: ServerArgs,
     #[command(flatten)]
     pub devices: DeviceArgs,
     #[command(flatten)]

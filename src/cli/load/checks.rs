@@ -5,22 +5,13 @@ use serde_json::Value;
 
 use crate::load::dialect::Dialect;
 use crate::load::figures::Counts;
-use crate::load::job::Outcome;
-use crate::load::report::{Check, Report, WorkloadReport};
+use crate::load::growth;
+use crate::load::report::{Check, Report, check};
 use crate::load::target::given_up;
 use crate::load::watch::{ServerSample, counter};
 
-/// How much a counter of /stats grew over the run.
-///
-/// # Errors
-/// It was there before the run and is not after it, or is less: the server has gone or begun anew.
 fn grown(report: &Report, name: &str) -> Result<Option<u64>, String> {
-    let Some(before) = last(report.stats_before.as_ref(), name) else { return Ok(None) };
-    let Some(after) = last(report.stats_after.as_ref(), name) else {
-        return Err(format!("/stats told {name} before the run and does not after it; did the server end?"));
-    };
-    let less = || format!("{name} was {before} before the run and is {after}; was the server started again?");
-    after.checked_sub(before).map(Some).ok_or_else(less)
+    growth::grown(report.stats_before.as_ref(), report.stats_after.as_ref(), name)
 }
 
 fn last(stats: Option<&Value>, name: &str) -> Option<u64> {
@@ -43,68 +34,14 @@ pub fn given_up_for(report: &Report) -> Vec<String> {
 pub fn of_target(report: &mut Report) {
     let given_up = given_up_for(report);
     if !given_up.is_empty() {
-        report.checks.push(Check::new("requests are what the target takes", true, given_up.join("; ")));
+        report.checks.push(Check::when(true, "requests are what the target takes", given_up.join("; ")));
     }
 }
 
 /// No request fails, and something comes of every one of the first `count` workloads; in open loop the others are parts of the first.
 pub fn of_requests(report: &mut Report, count: usize) {
-    let workloads = &report.workloads[..count.min(report.workloads.len())];
-    let total: Counts = workloads.iter().map(|w| w.summary.counts.clone()).sum();
-    let failure = |w: &WorkloadReport| {
-        w.rounds.iter().flat_map(|r| &r.requests).find_map(|q| match &q.outcome {
-            Outcome::Failed { message } => Some(format!(", first: {}: {message}", w.workload.name)),
-            Outcome::Completed | Outcome::Refused { .. } | Outcome::Cancelled => None,
-        })
-    };
-    let first = workloads.iter().find_map(failure).unwrap_or_default();
-    let detail = format!("{} of {} failed{first}", total.failed, total.submitted);
-    let barren: Vec<String> = workloads.iter().filter_map(barren).collect();
-    let came = if barren.is_empty() { format!("{} completed", total.completed) } else { barren.join("; ") };
-    report.checks.push(Check::new("no request fails", total.failed == 0, detail));
-    report.checks.push(Check::new("requests complete, with tokens", barren.is_empty() && count > 0, came));
-}
-
-/// Why nothing came of a workload; `None` when something did, or when all of its requests were to be cancelled and were.
-fn barren(workload: &WorkloadReport) -> Option<String> {
-    let (name, counts) = (&workload.workload.name, &workload.summary.counts);
-    let tokens: u64 = workload.rounds.iter().map(|r| r.output_tokens).sum();
-    let Counts { submitted, completed, refused, cancelled, failed, .. } = *counts;
-    if submitted == 0 {
-        return Some(format!("{name}: no request was sent"));
-    }
-    if completed == 0 && cancelled < submitted {
-        return Some(format!("{name}: none of {submitted} completed, {refused} refused, {failed} failed"));
-    }
-    (completed > 0 && tokens == 0).then(|| format!("{name}: {completed} completed without a token"))
-}
-
-/// The server's own account balances over the run (I2), and its pages could be counted; only where it told of them before.
-pub fn of_account(report: &mut Report) {
-    if report.pages.is_none() && last(report.stats_before.as_ref(), "kv_pages_free").is_some() {
-        let detail = "/stats told of pages before the run and does not after it; did the server end?";
-        report.checks.push(Check::new("every page is back", false, detail));
-    }
-    if let Some(check) = balance(report) {
-        report.checks.push(check);
-    }
-}
-
-fn balance(report: &Report) -> Option<Check> {
-    let name = "the server's account balances";
-    let [accepted, completed, cancelled, failed] =
-        ["accepted_requests", "completed_requests", "cancelled_requests", "failed_requests"].map(|n| grown(report, n));
-    let (accepted, completed, cancelled, failed) = match (accepted, completed, cancelled, failed) {
-        (Ok(Some(accepted)), Ok(Some(completed)), Ok(Some(cancelled)), Ok(Some(failed))) => {
-            (accepted, completed, cancelled, failed)
-        }
-        (Err(why), ..) | (_, Err(why), ..) | (_, _, Err(why), _) | (.., Err(why)) => {
-            return Some(Check::new(name, false, why));
-        }
-        _ => return None,
-    };
-    let detail = format!("{accepted} accepted = {completed} completed + {cancelled} cancelled + {failed} failed");
-    Some(Check::new(name, accepted == completed + cancelled + failed, detail))
+    let checks = check::of_requests(&report.workloads[..count.min(report.workloads.len())]);
+    report.checks.extend(checks);
 }
 
 /// Open loop: nothing fails, client and server count the same, and overload refuses within the queue's bound.
@@ -119,23 +56,23 @@ pub fn of_open_loop(report: &mut Report, counts: &Counts, queue: Option<u64>) {
         })
     });
     if let Some((passed, detail)) = agreed.unwrap_or_else(|why| Some((false, why))) {
-        report.checks.push(Check::new("refusals agree", passed, detail));
+        report.checks.push(Check::when(passed, "refusals agree", detail));
     }
     if report.kind != "overload" {
         return;
     }
     let silent = counts.refused_without_retry_after;
     let detail = format!("{} refused, {silent} of them without Retry-After", counts.refused);
-    report.checks.push(Check::new(
-        "overload is refused, and told when to retry",
+    report.checks.push(Check::when(
         counts.refused > 0 && silent == 0,
+        "overload is refused, and told when to retry",
         detail,
     ));
     if let Some(bound) = queue {
         report.checks.push(queue_reaches(report, bound));
     }
     if let Ok(Some(packed)) = grown(report, "packed_prefill_batches") {
-        report.checks.push(Check::new("prefill is packed under load", packed > 0, format!("{packed} packed batches")));
+        report.checks.push(Check::when(packed > 0, "prefill is packed under load", format!("{packed} packed batches")));
     }
 }
 
@@ -177,7 +114,7 @@ fn queue_reaches(report: &Report, bound: u64) -> Check {
     let was_full = refused > 0 && peak.after == Some(bound);
     let reached = peak.in_run() == Some(bound) || was_full && peak.in_run().is_none_or(|p| p <= bound);
     let detail = format!("queue_peak {}, {refused} refused, bound {bound}", peak.told());
-    Check::new("the queue reaches its bound and no more", reached, detail)
+    Check::when(reached, "the queue reaches its bound and no more", detail)
 }
 
 /// The pressure burst: answered or refused, within pool and queue.
@@ -186,14 +123,14 @@ pub fn of_pressure(report: &mut Report, pages: u64, queue: u64) {
     let Counts { submitted, completed, refused, refused_without_retry_after, failed, .. } = counts;
     let detail = format!("{submitted} sent = {completed} completed + {refused} refused, {failed} failed");
     let both = completed > 0 && refused > 0 && completed + refused == submitted && failed == 0;
-    report.checks.push(Check::new("every request is answered or refused, and both occur", both, detail));
+    report.checks.push(Check::when(both, "every request is answered or refused, and both occur", detail));
     let detail = format!("{refused_without_retry_after} refusals without Retry-After");
-    report.checks.push(Check::new("refusals say when to retry", refused_without_retry_after == 0, detail));
+    report.checks.push(Check::when(refused_without_retry_after == 0, "refusals say when to retry", detail));
     report.checks.push(queue_reaches(report, queue));
     let peak = Peak::of(report, "kv_pages_peak", |s| s.pages_used);
     let held = peak.in_run().is_some_and(|p| p <= pages);
     let detail = format!("kv_pages_peak {}, pages {pages}", peak.told());
-    report.checks.push(Check::new("the pool is never exceeded", held, detail));
+    report.checks.push(Check::when(held, "the pool is never exceeded", detail));
 }
 
 #[cfg(test)]
@@ -203,13 +140,19 @@ mod tests {
     use super::*;
     use crate::load::prompts::TokenRange;
     use crate::load::render::{Renderer, Seeding};
+    use crate::load::report::{ClientFacts, WorkloadReport};
     use crate::load::target::Target;
 
     /// A report of nothing, with what the server told before and after and how long its queue was in the samples.
     fn report(kind: &'static str, before: Value, after: Value, queued: &[u64]) -> Report {
         let target = Target::new("http://127.0.0.1:9", None).expect("a target");
         let seeding = Seeding { seed: 1, token_range: TokenRange::default() };
-        let mut report = Report::begin(kind, &Renderer::unprobed(target, "m", Dialect::Native, seeding), 1, json!({}));
+        let mut report = Report::begin(
+            kind,
+            &Renderer::unprobed(target, "m", Dialect::Native, seeding),
+            ClientFacts::here(1),
+            json!({}),
+        );
         (report.stats_before, report.stats_after) = (Some(before), Some(after));
         let sample = |&queued: &u64| ServerSample {
             t_s: 0.0,
@@ -261,25 +204,5 @@ mod tests {
         let workload = crate::load::workload::Workload { name: "w".into(), established: None, shots: Vec::new() };
         let summary = crate::load::figures::Summary { counts, ..Default::default() };
         WorkloadReport { workload, rounds: Vec::new(), summary, goodput_per_s: Vec::new() }
-    }
-
-    #[test]
-    fn a_workload_of_which_nothing_came_is_named() {
-        assert_eq!(barren(&workload(0, 0, 0)).as_deref(), Some("w: no request was sent"));
-        assert_eq!(barren(&workload(3, 0, 3)).as_deref(), Some("w: none of 3 completed, 3 refused, 0 failed"));
-        assert_eq!(barren(&workload(3, 2, 1)).as_deref(), Some("w: 2 completed without a token"));
-        let mut cancelled = workload(3, 0, 0);
-        cancelled.summary.counts.cancelled = 3;
-        assert_eq!(barren(&cancelled), None, "all were to be cancelled");
-    }
-
-    #[test]
-    fn a_counter_that_went_away_or_back_is_no_balance() {
-        let stats = |n: u64| json!({"accepted_requests": n, "completed_requests": n, "cancelled_requests": 0, "failed_requests": 0});
-        let of = |before, after| balance(&report("run", before, after, &[])).map(|c| (c.passed, c.detail));
-        assert_eq!(of(stats(2), stats(5)).map(|c| c.0), Some(true));
-        assert_eq!(of(json!({}), stats(5)), None, "a server without such counters is not judged by them");
-        assert!(of(stats(2), json!({})).is_some_and(|(passed, why)| !passed && why.contains("did the server end?")));
-        assert!(of(stats(5), stats(2)).is_some_and(|(passed, why)| !passed && why.contains("started again")));
     }
 }

@@ -27,7 +27,7 @@ pub struct Skipped {
 /// # Errors
 /// The target does not answer or does not speak one of them.
 pub fn connect(args: &TargetArgs, dialects: &[Dialect]) -> Result<Renderer, Failure> {
-    let target = Target::new(&args.target, args.api_key.clone())?.within(args.client.timeout());
+    let target = Target::new(args.url(), args.api_key.clone())?.within(args.client.timeout());
     let renderer = Renderer::connect(target, args.model.clone(), dialects, args.client.seeding())?;
     dialects.iter().for_each(|&dialect| say_given_up(&renderer, dialect));
     Ok(renderer)

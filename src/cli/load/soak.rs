@@ -1,20 +1,17 @@
 //! `crucible load soak`: starts a server, records the solo answers of every request of the mix (or reads them), and runs the phases.
 
-use std::process::ExitCode;
-
-use serde_json::json;
+use std::time::Instant;
 
 use super::args::SoakArgs;
-use super::{Failure, Outcome, bar, binary, exit, mix, setup_alone};
+use super::{Failure, Outcome, Started, bar, client_facts, exit, mix, publish, setup_alone, start};
 use crate::config::Config;
 use crate::load::drive::{Setup, record_oracle};
-use crate::load::launch::{LaunchError, Running, Variant};
+use crate::load::interrupt;
 use crate::load::oracle::Oracle;
 use crate::load::render::Renderer;
-use crate::load::report::{Check, Report, table, write_json};
-use crate::load::soak::{MemoryWatch, Soak, SoakPlan, SoakRun};
-use crate::load::target::Target;
-use crate::load::watch::{DEVICE_PERIOD, Watch};
+use crate::load::report::soak::page;
+use crate::load::soak::{MemoryWatch, SoakPlan, SoakRun};
+use crate::load::watch::Watch;
 
 /// Runs the command.
 ///
@@ -24,47 +21,37 @@ pub fn run(args: &SoakArgs) -> Outcome {
     let mix = mix(&args.mix)?;
     let config = Config::load(Some(&args.config), &args.settings)?;
     let plan = plan(args, config.limits.max_queue as u64)?;
-    let mut variant = Variant::serve("soak", &binary(&args.pairs, 0)?, &args.config, &args.settings)?;
-    variant.hash()?;
-    std::fs::create_dir_all(&args.pairs.logs)?;
-    let log = args.pairs.logs.join("soak.log");
-    let target = Target::new(&variant.url, args.api_key.clone())?;
-    let mut running = Running::start(&variant, &log)?;
-    let seconds = args.pairs.ready_s;
-    if !running.wait_ready(&target, &variant.ready, std::time::Duration::from_secs(seconds)) {
-        return Err(LaunchError::NotReady { name: variant.name, seconds, log }.into());
-    }
-    let memory = MemoryWatch::begin(running.id());
+    let recorded = args.verify.as_deref().map(Oracle::read).transpose()?;
+    let client = client_facts(args.client.threads, args.capacity)?;
+    let Started { variant, target, mut running } =
+        start("soak", &args.servers, &args.config, &args.settings, args.api_key.as_ref())?;
+    let begin = Instant::now();
+    let memory = MemoryWatch::begin(running.id(), begin, || interrupt::raise("the server ended"));
     let renderer = Renderer::connect(target, None, &mix.dialects, args.client.seeding())?;
     let progress = bar();
-    let oracle = match &args.verify {
-        Some(path) => {
-            let oracle = Oracle::read(path)?;
+    let oracle = match recorded {
+        Some(oracle) => {
             oracle.fits(&renderer)?;
             oracle.covers(mix.wires(&renderer))?;
             oracle
         }
-        None => record_oracle(&setup_alone(&renderer, args.client.timeout()), mix.wires(&renderer), &progress)?,
+        None => {
+            progress.set_message("recording the solo answers");
+            record_oracle(&setup_alone(&renderer, args.client.timeout()), mix.wires(&renderer), &progress)?
+        }
     };
     if let Some(path) = &args.oracle_out {
         oracle.write(path)?;
     }
-    let setup = Setup {
-        renderer: &renderer,
-        threads: args.client.threads,
-        timeout: args.client.timeout(),
-        objectives: &[],
-        oracle: Some(&oracle),
-    };
-    let client = Report::begin("soak", &renderer, args.client.threads, json!({})).client;
-    let server = serde_json::to_value(&variant)?;
-    let watch = Watch::begin(renderer.target().clone(), &args.devices.options(), DEVICE_PERIOD)?;
-    let mut soak = SoakRun { setup, mix: &mix, plan, memory: &memory }.run(client, server, &progress);
-    soak.observed = watch.end();
+    let (threads, timeout) = (args.client.threads, args.client.timeout());
+    let setup = Setup { renderer: &renderer, threads, timeout, objectives: &[], oracle: Some(&oracle) };
+    let watch = Watch::since(begin, renderer.target().clone(), &args.devices.options())?;
+    let mut soak = SoakRun { setup, mix: &mix, plan, memory: &memory }.run(client, &variant, watch, &progress);
     progress.finish_and_clear();
     drop(memory);
-    drained(&mut soak, running.stop());
-    finish(&soak, args)
+    soak.close(running.stop());
+    publish(&soak.table(), &soak, || page(&soak), &args.output)?;
+    Ok(exit(soak.passed))
 }
 
 fn plan(args: &SoakArgs, queue: u64) -> Result<SoakPlan, Failure> {
@@ -96,30 +83,4 @@ fn plan(args: &SoakArgs, queue: u64) -> Result<SoakPlan, Failure> {
         return Err("--cancel-at must name a cancel point".into());
     }
     Ok(plan)
-}
-
-/// The end of the server belongs to the soak.
-fn drained(soak: &mut Soak, ended: Option<std::process::ExitStatus>) {
-    let code = ended.and_then(|status| status.code());
-    soak.checks.push(Check::new(
-        "the server drains and exits with 0",
-        code == Some(0),
-        code.map_or("it did not end by itself".into(), |c| format!("exit code {c}")),
-    ));
-    soak.passed = soak.checks.iter().all(|c| c.passed);
-}
-
-fn finish(soak: &Soak, args: &SoakArgs) -> Result<ExitCode, Failure> {
-    if let Some(path) = &args.output.out {
-        write_json(path, soak)?;
-    }
-    if let Some(path) = &args.output.html {
-        crate::load::report::write(path, crate::load::report::html::soak(soak).as_bytes())?;
-    }
-    print!("{}", soak.table());
-    let failed = soak.checks.iter().filter(|c| !c.passed).count();
-    if failed > 0 {
-        print!("{}", table::checks(&[Check::new("the soak", false, format!("{failed} checks failed"))]));
-    }
-    Ok(exit(soak.passed))
 }

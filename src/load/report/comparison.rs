@@ -1,14 +1,20 @@
 //! A comparison of servers as tables on the terminal and as one HTML page. Pure.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use super::devices;
+use serde_json::json;
+
+use super::devices::{self, LINES_MAX};
 use super::html;
-use super::svg::{BarGroup, bars, escape};
-use super::table::{aligned, figure};
+use super::plots::{grouped_distributions, of_server, seconds, throughput};
+use super::svg::{BarGroup, Series, bars, escape, lines};
+use super::table::{self, aligned, figure};
 use crate::load::compare::{Comparison, PairedRound, VariantRun};
 use crate::load::devices::LoadedFigure;
-use crate::load::stats::AcrossRounds;
+use crate::load::figures::{Round, gaps_of};
+use crate::load::stats::{AcrossRounds, Distribution};
+use crate::load::variant::Variant;
 
 /// How many pairs have other clocks, and how many none that are known.
 fn clocks(rounds: &[PairedRound]) -> String {
@@ -43,9 +49,10 @@ pub fn text(c: &Comparison) -> String {
         ]);
     }
     format!(
-        "{}\nunder load, medians of every process; * differs from its pair's control by more than 1 %\n{}",
+        "{}\nunder load, medians of every process; * differs from its pair's control by more than 1 %\n{}\n{}",
         aligned(&rows),
-        aligned(&loaded_rows(c))
+        aligned(&loaded_rows(c)),
+        table::checks(&c.checks)
     )
 }
 
@@ -85,36 +92,101 @@ fn loaded_row(c: &Comparison, run: &VariantRun) -> Vec<String> {
 
 /// The page of a comparison.
 pub fn page(c: &Comparison) -> String {
-    let mut body = String::from("<dl>");
-    for v in &c.variants {
+    let mut rows = html::client(&c.client);
+    let models: BTreeSet<&str> = c.runs.iter().map(|r| r.target.model.as_str()).collect();
+    rows.extend([
+        ("model", models.into_iter().collect::<Vec<_>>().join(", ")),
+        ("seed, token range", html::prompts(c.seeding)),
+        ("rounds of a start", format!("{} warm-ups, {} trials, {} pairs", c.rounds.warmups, c.rounds.trials, c.pairs)),
+    ]);
+    let mut body = html::facts(rows);
+    body.push_str(&html::facts(c.variants.iter().map(|v| {
         let binary = v.sha256.as_ref().map_or(String::new(), |s| format!(", SHA-256 of the binary {s}"));
-        let _ =
-            write!(body, "<dt>{}</dt><dd>{}{}</dd>", escape(&v.name), escape(&v.command.join(" ")), escape(&binary));
+        (v.name.as_str(), format!("{}{binary}", v.told_command().join(" ")))
+    })));
+    for v in &c.variants {
+        let first = c.runs.iter().find(|r| r.variant == v.name);
+        let server = json!({"config": v.config, "health": first.and_then(|r| r.target.health.as_ref()),
+            "stats_before": first.and_then(|r| r.stats_before.as_ref()),
+            "stats_after": first.and_then(|r| r.stats_after.as_ref())});
+        body.push_str(&html::as_json(
+            &format!("{}: configuration, /health and /stats of its first start", v.name),
+            &server,
+        ));
     }
+    body.push_str(&html::checks(&c.checks));
     let _ = write!(
         body,
-        "</dl><p>Every round starts each server anew; the order is reversed on every other round. Changes are in percent against {} \
-         of the same round: medians, with the least and the greatest round. Rounds whose loaded clocks differ by more than 1 % \
+        "<h2>Changes</h2><p>Every round starts each server anew; the order is reversed on every other round. Changes are in percent \
+         against {} of the same round: medians, with the least and the greatest round. Rounds whose loaded clocks differ by more than 1 % \
          are marked with *, those whose clocks are not known with ?.</p>",
         escape(&c.variants[0].name)
     );
     changes(&mut body, c);
-    body.push_str("<h2>Clocks and power</h2><p>Medians under load of every process; * differs from its pair's control by more than 1 %.</p><table>");
-    for (row, cells) in loaded_rows(c).iter().enumerate() {
-        let tag = if row == 0 { "th" } else { "td" };
-        body.push_str("<tr>");
-        for cell in cells {
-            let _ = write!(body, "<{tag}>{}</{tag}>", escape(cell));
-        }
-        body.push_str("</tr>");
-    }
+    distributions(&mut body, c);
+    over_time(&mut body, c);
     let _ = write!(
         body,
-        "</table><details><summary>second by second</summary><div class=\"plots\">{}</div></details>",
-        devices::plots_of_pairs(c)
+        "<h2>Clocks and power</h2><p>Medians under load of every process; * differs from its pair's control by more than 1 %.</p>{}{}",
+        html::table(loaded_rows(c)),
+        html::folded("second by second", &html::grid(&devices::plots_of_pairs(c)))
     );
     rounds(&mut body, c);
     html::page("Load comparison", &body)
+}
+
+/// TTFT and gaps of every workload, one line with its band a variant.
+fn distributions(body: &mut String, c: &Comparison) {
+    body.push_str(
+        "<h2>Distributions</h2><p>Cumulative, in percent: the median of the rounds' quantiles, and the least and the greatest around it.</p>",
+    );
+    for (at, workload) in c.workload_names().iter().enumerate() {
+        let mut plots = String::new();
+        for few in few_variants(c) {
+            let of = |figure: fn(&Round) -> &Distribution| -> Vec<(&str, Vec<&Distribution>)> {
+                let rounds = |v: &Variant| {
+                    let runs = c.runs.iter().filter(|r| !r.cut_short && r.variant == v.name);
+                    runs.filter_map(|r| r.workloads.get(at)).flat_map(|w| &w.rounds).map(figure).collect()
+                };
+                few.iter().map(|v| (v.name.as_str(), rounds(v))).collect()
+            };
+            let title = |what| format!("{workload}: {what}");
+            plots.push_str(&grouped_distributions(&title("TTFT"), &of(|r| &r.ttft_ms)));
+            plots.push_str(&grouped_distributions(&title("gaps between tokens"), &of(gaps_of)));
+        }
+        body.push_str(&html::grid(&plots));
+    }
+}
+
+/// As many variants as a plot has colours, the control among them each time.
+fn few_variants(c: &Comparison) -> Vec<Vec<&Variant>> {
+    let Some((control, others)) = c.variants.split_first() else { return Vec::new() };
+    others.chunks(LINES_MAX - 1).map(|few| std::iter::once(control).chain(few).collect()).collect()
+}
+
+/// Throughput, queue and pages of every start, pair by pair.
+fn over_time(body: &mut String, c: &Comparison) {
+    let pairs = c.runs.iter().map(|r| r.pair + 1).max().unwrap_or(0);
+    let mut plots = String::new();
+    for pair in 0..pairs {
+        let runs: Vec<&VariantRun> = c.runs.iter().filter(|r| r.pair == pair).collect();
+        for few in runs.chunks(LINES_MAX) {
+            let all = |of: &dyn Fn(&VariantRun) -> Series| -> Vec<Series> {
+                few.iter().map(|r| of(r)).filter(|s| !s.points.is_empty()).collect()
+            };
+            let events = |r: &VariantRun| {
+                throughput(&r.variant, r.workloads.iter().flat_map(|w| &w.rounds).map(|round| (round.t_s, round)))
+            };
+            for (what, series) in [
+                ("output events a second, as the client received them", all(&events)),
+                ("requests waiting", all(&|r| of_server(&r.variant, &r.observed, |s| s.queued))),
+                ("KV pages in use", all(&|r| of_server(&r.variant, &r.observed, |s| s.pages_used))),
+            ] {
+                plots.push_str(&lines(seconds(&format!("pair {}: {what}", pair + 1)), &series));
+            }
+        }
+    }
+    let _ = write!(body, "<h2>Over time</h2>{}", html::grid(&plots));
 }
 
 fn changes(body: &mut String, c: &Comparison) {
@@ -144,29 +216,20 @@ fn changes(body: &mut String, c: &Comparison) {
 }
 
 fn rounds(body: &mut String, c: &Comparison) {
-    body.push_str("<h2>All rounds</h2><table><tr><th>workload</th><th>figure</th><th>variant</th><th>rounds: control → variant (change)</th></tr>");
+    let heading = ["workload", "figure", "variant", "rounds: control → variant (change)"];
+    let mut rows = vec![heading.map(str::to_owned).to_vec()];
     for row in &c.changes {
-        let rounds: Vec<String> = row
-            .rounds
-            .iter()
-            .map(|r| {
-                let mark = match r.clocks_differ {
-                    Some(true) => "*",
-                    Some(false) => "",
-                    None => "?",
-                };
-                let (a, b) = (figure(Some(r.control)), figure(Some(r.variant)));
-                format!("{a} → {b} ({} %){mark}", figure(r.percent))
-            })
-            .collect();
-        let _ = write!(
-            body,
-            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-            escape(&row.workload),
-            row.figure,
-            escape(&row.variant),
-            rounds.join("; ")
-        );
+        let told = |r: &PairedRound| {
+            let mark = match r.clocks_differ {
+                Some(true) => "*",
+                Some(false) => "",
+                None => "?",
+            };
+            let (a, b) = (figure(Some(r.control)), figure(Some(r.variant)));
+            format!("{a} → {b} ({} %){mark}", figure(r.percent))
+        };
+        let all = row.rounds.iter().map(told).collect::<Vec<_>>().join("; ");
+        rows.push(vec![row.workload.clone(), row.figure.to_owned(), row.variant.clone(), all]);
     }
-    body.push_str("</table>");
+    let _ = write!(body, "<h2>All rounds</h2>{}", html::table(rows));
 }

@@ -1,21 +1,18 @@
 //! Clocks and power as plots. Pure.
 
-use super::svg::{Labels, Scale, Series, lines};
+use super::plots::seconds as labels;
+use super::svg::{Series, lines};
 use crate::load::compare::{Comparison, VariantRun};
 use crate::load::devices::{DeviceSample, GpuSample};
 use crate::load::watch::Observed;
 
 /// Lines of one plot: as many as there are colours.
-const LINES_MAX: usize = 6;
-
-fn labels(title: &str) -> Labels<'_> {
-    Labels { title, x: "seconds", x_scale: Scale::Linear }
-}
+pub(super) const LINES_MAX: usize = 6;
 
 /// One figure of the devices over time; moments without it are left out.
 fn series(name: &str, observed: &Observed, figure: impl Fn(&DeviceSample) -> Option<f64>) -> Series {
     let points = observed.devices.iter().filter_map(|d| Some((d.t_s, figure(d)?))).collect();
-    Series { name: name.into(), points }
+    Series::line(name, points)
 }
 
 /// One figure of the GPU that is compared.

@@ -1,44 +1,37 @@
 //! The report of a run: one value, written as JSON (docs/load.md describes every field), as a table on the terminal and as one HTML
 //! page that needs nothing else.
 
+pub mod check;
 pub mod comparison;
 mod devices;
+mod facts;
 pub mod html;
+mod plots;
+pub mod soak;
 pub mod svg;
 pub mod table;
-
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use serde_json::Value;
 
-use super::dialect::{Capabilities, Dialect};
 use super::figures::{Round, Summary};
 use super::oracle::Verification;
 use super::render::{Renderer, Seeding};
-use super::selftest::Capacity;
-use super::watch::{Host, Observed, PageCheck, commit};
+use super::watch::{Observed, PageCheck};
 use super::workload::Workload;
+
+pub use self::check::Check;
+pub use self::facts::{COMMIT, ClientFacts, TargetFacts, unix_ms};
 
 /// Names the form of the JSON. The number grows when a field changes its meaning or goes; new fields may come without.
 pub const FORMAT: &str = "crucible-load-report/1";
-
-/// A report cannot be written.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot write {path}: {source}")]
-pub struct WriteError {
-    path: PathBuf,
-    source: std::io::Error,
-}
 
 /// Everything of one run against one server.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// `FORMAT`.
     pub format: &'static str,
-    /// `run`, `sustained`, `overload`, `pressure` or `soak`.
+    /// `run`, `sustained`, `overload` or `pressure`.
     pub kind: &'static str,
     /// When it began, milliseconds since 1970.
     pub started_unix_ms: u64,
@@ -69,34 +62,6 @@ pub struct Report {
     pub checks: Vec<Check>,
     /// All of `checks` hold.
     pub passed: bool,
-}
-
-/// The client's side.
-#[derive(Clone, Debug, Serialize)]
-pub struct ClientFacts {
-    /// Version of this program.
-    pub version: &'static str,
-    /// Commit of the working directory.
-    pub commit: Option<String>,
-    /// Worker threads.
-    pub threads: usize,
-    /// Its machine.
-    pub host: Host,
-    /// What it managed against the stub, when that was measured.
-    pub capacity: Option<Capacity>,
-}
-
-/// The server's side.
-#[derive(Clone, Debug, Serialize)]
-pub struct TargetFacts {
-    /// Its address.
-    pub url: String,
-    /// The model that requests name.
-    pub model: String,
-    /// /health as it stands.
-    pub health: Option<Value>,
-    /// What each dialect takes.
-    pub dialects: BTreeMap<Dialect, Capabilities>,
 }
 
 /// One workload.
@@ -131,46 +96,15 @@ pub struct Second {
     pub events: usize,
 }
 
-/// Something that had to hold.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Check {
-    /// What.
-    pub name: String,
-    /// Whether it held.
-    pub passed: bool,
-    /// With which figures.
-    pub detail: String,
-}
-
-impl Check {
-    /// A check and its figures.
-    pub fn new(name: impl Into<String>, passed: bool, detail: impl Into<String>) -> Self {
-        Self { name: name.into(), passed, detail: detail.into() }
-    }
-}
-
 impl Report {
     /// A report without results.
-    pub fn begin(kind: &'static str, renderer: &Renderer, threads: usize, options: Value) -> Self {
-        let target = renderer.target();
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    pub fn begin(kind: &'static str, renderer: &Renderer, client: ClientFacts, options: Value) -> Self {
         Self {
             format: FORMAT,
             kind,
-            started_unix_ms: u64::try_from(since.as_millis()).unwrap_or(0),
-            client: ClientFacts {
-                version: env!("CARGO_PKG_VERSION"),
-                commit: commit(),
-                threads,
-                host: Host::here(),
-                capacity: None,
-            },
-            target: TargetFacts {
-                url: target.url.clone(),
-                model: renderer.model().to_owned(),
-                health: target.json("/health"),
-                dialects: renderer.takes().clone(),
-            },
+            started_unix_ms: unix_ms(),
+            client,
+            target: TargetFacts::of(renderer),
             seeding: renderer.seeding(),
             options,
             workloads: Vec::new(),
@@ -178,53 +112,21 @@ impl Report {
             observed: Observed::default(),
             verification: None,
             pages: None,
-            stats_before: target.json("/stats"),
+            stats_before: renderer.target().json("/stats"),
             stats_after: None,
             checks: Vec::new(),
             passed: false,
         }
     }
 
-    /// Adds the checks of oracle and pages, where there are any, and settles whether the run passed.
-    pub fn settle(&mut self) {
-        if let Some(v) = &self.verification {
-            let mut detail = format!(
-                "{} outputs and {} token ids compared, {} different, {} unknown",
-                v.compared, v.token_ids_compared, v.different, v.unknown
-            );
-            if v.unseeded > 0 {
-                detail.push_str(&format!(", {} drawn without a seed and not compared", v.unseeded));
-            }
-            self.checks.push(Check::new("every output equals the oracle", v.passed(), detail));
-        }
-        if let Some(p) = &self.pages {
-            let detail = format!(
-                "{} free before, {} after, {} used, {} requests inside",
-                p.free_before, p.free_after, p.used_after, p.live_after
-            );
-            self.checks.push(Check::new("every page is back", p.passed(), detail));
-        }
+    /// Adds the checks of oracle, account and pages, where there are any, and that of the run's end; settles whether the run passed. `cut_short`
+    /// says why it ended early.
+    pub fn settle(&mut self, cut_short: Option<&str>) {
+        self.checks.extend(self.verification.as_ref().map(check::of_verification));
+        self.checks.extend(check::of_account(self.stats_before.as_ref(), self.stats_after.as_ref()));
+        self.checks.extend(check::of_pages(self.stats_before.as_ref(), self.pages.as_ref()));
+        self.checks.extend(check::of_end(cut_short));
+        self.client.set_against(self.workloads.iter().flat_map(|w| &w.rounds));
         self.passed = self.checks.iter().all(|c| c.passed);
     }
-}
-
-/// Writes JSON under a temporary name first.
-///
-/// # Errors
-/// The folder cannot be written.
-pub fn write_json(path: &Path, value: &impl Serialize) -> Result<(), WriteError> {
-    let bytes = serde_json::to_vec_pretty(value)
-        .map_err(|e| WriteError { path: path.to_owned(), source: std::io::Error::from(e) })?;
-    write(path, &bytes)
-}
-
-/// Writes a file under a temporary name first.
-///
-/// # Errors
-/// The folder cannot be written.
-pub fn write(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
-    let part = path.with_extension("part");
-    std::fs::write(&part, bytes)
-        .and_then(|()| std::fs::rename(&part, path))
-        .map_err(|source| WriteError { path: path.to_owned(), source })
 }

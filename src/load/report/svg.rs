@@ -27,13 +27,35 @@ pub enum Scale {
     Log,
 }
 
+/// How a series is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// A line.
+    Line,
+    /// One line of many.
+    Thin,
+    /// The area that its points go round.
+    Band,
+}
+
 /// One line of a plot.
 #[derive(Clone, Debug)]
 pub struct Series {
-    /// In the legend.
+    /// In the legend; one without a name is not.
     pub name: String,
-    /// (x, y), ascending in x.
+    /// (x, y); of a line ascending in x.
     pub points: Vec<(f64, f64)>,
+    /// How it is drawn.
+    pub form: Form,
+    /// Number of its colour; its place among the series otherwise.
+    pub colour: Option<usize>,
+}
+
+impl Series {
+    /// A line with a name.
+    pub fn line(name: impl Into<String>, points: Vec<(f64, f64)>) -> Self {
+        Self { name: name.into(), points, form: Form::Line, colour: None }
+    }
 }
 
 /// Titles and axes of a plot.
@@ -135,9 +157,10 @@ fn grid(out: &mut String, x: Option<&Axis>, y: &Axis, x_title: &str) {
     let _ = write!(out, "<text class=\"x\" x=\"{middle:.1}\" y=\"{:.1}\">{}</text>", HEIGHT - 4.0, escape(x_title));
 }
 
-fn legend(out: &mut String, names: impl Iterator<Item = String>) {
+/// The names, each with the number of its colour.
+fn legend(out: &mut String, names: impl Iterator<Item = (usize, String)>) {
     let mut x = WIDTH - RIGHT;
-    for (index, name) in names.enumerate().collect::<Vec<_>>().into_iter().rev() {
+    for (index, name) in names.collect::<Vec<_>>().into_iter().rev() {
         let _ = write!(
             out,
             "<text class=\"legend\" x=\"{x:.1}\" y=\"14\" style=\"fill:{}\">{}</text>",
@@ -159,25 +182,23 @@ pub fn lines(labels: Labels<'_>, series: &[Series]) -> String {
     let mut out = open(labels.title);
     grid(&mut out, Some(&x), &y, labels.x);
     for (index, line) in series.iter().enumerate() {
+        let colour = colour(line.colour.unwrap_or(index));
         let mut path = String::new();
         for &(px, py) in &line.points {
             let step = if path.is_empty() { 'M' } else { 'L' };
             let _ = write!(path, "{step}{:.1} {:.1}", x_at(x.share(px)), y_at(y.share(py)));
         }
-        let _ = write!(out, "<path d=\"{path}\" stroke=\"{}\"/>", colour(index));
+        let _ = match line.form {
+            Form::Line => write!(out, "<path d=\"{path}\" stroke=\"{colour}\"/>"),
+            Form::Thin => write!(out, "<path class=\"thin\" d=\"{path}\" stroke=\"{colour}\"/>"),
+            Form::Band => write!(out, "<path class=\"band\" d=\"{path}Z\" style=\"fill:{colour}\"/>"),
+        };
     }
     if series.len() > 1 {
-        legend(&mut out, series.iter().map(|s| s.name.clone()));
+        let named = series.iter().enumerate().filter(|(_, s)| !s.name.is_empty());
+        legend(&mut out, named.map(|(index, s)| (s.colour.unwrap_or(index), s.name.clone())));
     }
     out + "</svg>"
-}
-
-/// The cumulative distribution of ascending samples as a line from 0 to 100 %.
-pub fn cumulative(name: &str, mut samples: Vec<f64>) -> Series {
-    samples.sort_by(f64::total_cmp);
-    let n = samples.len() as f64;
-    let points = samples.into_iter().enumerate().map(|(i, s)| (s, (i + 1) as f64 / n * 100.0)).collect();
-    Series { name: name.into(), points }
 }
 
 /// One group of bars.
@@ -225,7 +246,7 @@ pub fn bars(title: &str, series: &[&str], groups: &[BarGroup]) -> String {
         let _ = write!(out, "<text class=\"x\" x=\"{at:.1}\" y=\"{y:.1}\">{}</text>", escape(&name));
     }
     if series.len() > 1 {
-        legend(&mut out, series.iter().map(|s| (*s).to_owned()));
+        legend(&mut out, series.iter().map(|s| (*s).to_owned()).enumerate());
     }
     out + "</svg>"
 }
@@ -247,7 +268,7 @@ mod tests {
     #[test]
     fn plots_stay_inside_their_frame_and_escape_their_names() {
         let labels = Labels { title: "a < b & c", x: "ms", x_scale: Scale::Log };
-        let line = cumulative("<x>", vec![3.0, 1.0, 100.0, 0.0]);
+        let line = Series::line("<x>", vec![(0.0, 25.0), (1.0, 50.0), (3.0, 75.0), (100.0, 100.0)]);
         let svg = lines(labels, &[line.clone(), line]);
         assert!(svg.contains("a &lt; b &amp; c") && svg.contains("&lt;x&gt;") && !svg.contains("NaN"));
         let path = svg.split("<path d=\"").nth(1).and_then(|p| p.split('"').next()).expect("a path");

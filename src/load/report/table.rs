@@ -24,50 +24,40 @@ pub fn aligned(rows: &[Vec<String>]) -> String {
 
 /// Three significant digits, or a dash.
 pub fn figure(value: Option<f64>) -> String {
-    match value {
-        None => "-".into(),
-        Some(v) if v.abs() >= 100.0 => format!("{v:.0}"),
-        Some(v) if v.abs() >= 10.0 => format!("{v:.1}"),
-        Some(v) => format!("{v:.2}"),
+    let Some(v) = value else { return "-".into() };
+    let size = v.abs();
+    // Rounding may add a digit before the point: 9.996 is 10.0.
+    let decimals = [(99.95, 0), (9.995, 1), (0.9995, 2), (0.09995, 3), (0.009995, 4)];
+    if size > 0.0 && size < 0.0009995 {
+        return format!("{v:.1e}");
     }
+    let decimals = decimals.iter().find(|(from, _)| size >= *from).map_or(5, |d| d.1);
+    if size == 0.0 { "0".into() } else { format!("{v:.decimals$}") }
+}
+
+/// One row a workload, the heading first; goodput where there are objectives.
+pub fn workload_rows(reports: &[WorkloadReport]) -> Vec<Vec<String>> {
+    let heading = ["workload", "rounds", "ttft p50", "ttft p95", "gap p50", "gap p95", "gap worst", "tok/s"];
+    let ends = ["done", "refused", "cancelled", "failed"];
+    let judged = reports.iter().any(|r| !r.goodput_per_s.is_empty());
+    let goodput = judged.then_some("goodput/s");
+    let mut rows = vec![heading.into_iter().chain(goodput).chain(ends).map(str::to_owned).collect::<Vec<_>>()];
+    for report in reports {
+        let s = &report.summary;
+        let times = [s.ttft_p50_ms, s.ttft_p95_ms, s.gap_p50_ms, s.gap_p95_ms, s.gap_worst_ms, s.output_tok_per_s];
+        let medians = times.map(|across| figure(across.map(|a| a.median)));
+        let good = AcrossRounds::of(report.goodput_per_s.iter().copied().map(Some)).map(|a| a.median);
+        let counts = [s.counts.completed, s.counts.refused, s.counts.cancelled, s.counts.failed];
+        let name = [report.workload.name.clone(), report.rounds.len().to_string()];
+        let row = name.into_iter().chain(medians).chain(judged.then(|| figure(good)));
+        rows.push(row.chain(counts.map(|c| c.to_string())).collect());
+    }
+    rows
 }
 
 /// The medians of every workload.
 pub fn workloads(reports: &[WorkloadReport]) -> String {
-    let heading = [
-        "workload",
-        "rounds",
-        "ttft p50",
-        "ttft p95",
-        "gap p50",
-        "gap p95",
-        "gap worst",
-        "tok/s",
-        "done",
-        "refused",
-        "cancelled",
-        "failed",
-    ];
-    let median = |a: &Option<AcrossRounds>| figure(a.map(|a| a.median));
-    let mut rows = vec![heading.map(str::to_owned).to_vec()];
-    for report in reports {
-        let s = &report.summary;
-        rows.push(vec![
-            report.workload.name.clone(),
-            report.rounds.len().to_string(),
-            median(&s.ttft_p50_ms),
-            median(&s.ttft_p95_ms),
-            median(&s.gap_p50_ms),
-            median(&s.gap_p95_ms),
-            median(&s.gap_worst_ms),
-            median(&s.output_tok_per_s),
-            s.counts.completed.to_string(),
-            s.counts.refused.to_string(),
-            s.counts.cancelled.to_string(),
-            s.counts.failed.to_string(),
-        ]);
-    }
-    format!("{}times in ms, medians of the rounds' figures\n", aligned(&rows))
+    format!("{}times in ms, medians of the rounds' figures\n", aligned(&workload_rows(reports)))
 }
 
 /// What had to hold, one line each.
@@ -85,5 +75,7 @@ mod tests {
         assert_eq!(aligned(&rows), "name   ms\na     123\n");
         let shown: Vec<String> = [Some(1234.5), Some(12.34), Some(1.234), None].map(figure).into();
         assert_eq!(shown, ["1234", "12.3", "1.23", "-"]);
+        let small = [0.0, 0.004, -0.0456, 0.5, 0.999_9, 9.996, 0.000_02].map(|v| figure(Some(v)));
+        assert_eq!(small, ["0", "0.00400", "-0.0456", "0.500", "1.00", "10.0", "2.0e-5"]);
     }
 }

@@ -35,17 +35,17 @@ pub struct MemoryWatch {
 }
 
 impl MemoryWatch {
-    /// Begins to watch a process of this machine.
-    pub fn begin(process: u32) -> Self {
+    /// Begins to watch a process of this machine; `gone` is called once if it ends while it is watched.
+    pub fn begin(process: u32, start: Instant, gone: impl FnOnce() + Send + 'static) -> Self {
         let (stop, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
-        let (stopped, sink, start) = (Arc::clone(&stop), Arc::clone(&seen), Instant::now());
+        let (stopped, sink) = (Arc::clone(&stop), Arc::clone(&seen));
         let thread = std::thread::spawn(move || {
             while !stopped.load(Ordering::Acquire) {
-                if let Some(resident_bytes) = resident_bytes(process) {
-                    let sample = MemorySample { t_s: start.elapsed().as_secs_f64(), resident_bytes };
-                    sink.lock().unwrap_or_else(PoisonError::into_inner).push(sample);
-                }
-                std::thread::sleep(MEMORY_PERIOD);
+                // A process that has ended has no memory, even while nobody has waited for it.
+                let Some(resident_bytes) = resident_bytes(process) else { return gone() };
+                let sample = MemorySample { t_s: start.elapsed().as_secs_f64(), resident_bytes };
+                sink.lock().unwrap_or_else(PoisonError::into_inner).push(sample);
+                std::thread::park_timeout(MEMORY_PERIOD);
             }
         });
         Self { stop, seen, thread: Some(thread), start }
@@ -66,6 +66,7 @@ impl Drop for MemoryWatch {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
             let _ = thread.join();
         }
     }
@@ -89,11 +90,11 @@ pub(super) fn memory_is_flat(memory: &[MemorySample], from_s: f64) -> Check {
     let name = "resident memory is flat over the mix";
     let (Some(early), Some(late)) = (median(&mixed[quarter..2 * quarter]), median(&mixed[mixed.len() - quarter..]))
     else {
-        return Check::new(name, false, format!("{} samples are too few", mixed.len()));
+        return Check::failed(name, format!("{} samples are too few", mixed.len()));
     };
     let grown = late - early;
     let detail = format!("{:.1} MB in the second quarter, {:.1} MB in the last", early / 1e6, late / 1e6);
-    Check::new(name, grown <= (early * GROWTH_SHARE_MAX).max(GROWTH_BYTES_MAX), detail)
+    Check::when(grown <= (early * GROWTH_SHARE_MAX).max(GROWTH_BYTES_MAX), name, detail)
 }
 
 #[cfg(test)]
@@ -108,5 +109,23 @@ mod tests {
         assert!(memory_is_flat(&samples(|i| if i < 30 { 100_000_000 } else { 400_000_000 }), 20.0).passed);
         assert!(!memory_is_flat(&samples(|i| 100_000_000 + 1_000_000 * i as u64), 20.0).passed);
         assert!(!memory_is_flat(&[], 0.0).passed, "nothing was seen");
+    }
+
+    #[test]
+    fn a_process_that_ends_while_it_is_watched_is_told_of() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let mut child = std::process::Command::new("cat")
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .expect("a process");
+        let watch = MemoryWatch::begin(child.id(), Instant::now(), move || tell.send(()).unwrap_or_default());
+        while watch.samples().is_empty() {
+            std::thread::yield_now();
+        }
+        assert!(told.try_recv().is_err(), "it lives");
+        drop(child.stdin.take());
+        told.recv().expect("told, although nobody has waited for the process");
+        child.wait().expect("its end");
     }
 }

@@ -1,10 +1,12 @@
 //! The soak: one server from its start to its drain under stable traffic, overload, thousands of cancelled requests and a long mix, with
-//! every output compared, every page counted and its memory watched. Sized by options, the same on every backend.
+//! every output compared, every page counted and its memory watched. Sized by options, the same on every backend. It ends when its server
+//! does.
 
 mod judge;
 mod memory;
 mod table;
 
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
@@ -15,19 +17,22 @@ use crate::load::arrivals::{Arrivals, Law};
 use crate::load::client::Fleet;
 use crate::load::dialect::Capture;
 use crate::load::drive::{Setup, capacity_per_s};
-use crate::load::figures::{Counts, Origin, Round, round_of};
+use crate::load::figures::{Origin, Round, round_of};
+use crate::load::growth::ServerGrowth;
+use crate::load::interrupt;
 use crate::load::job::{Job, Outcome, Record};
 use crate::load::open::{self, Mix};
 use crate::load::oracle::Verification;
-use crate::load::report::{Check, ClientFacts};
-use crate::load::watch::{Observed, PageCheck, at_rest, counter};
+use crate::load::render::Seeding;
+use crate::load::report::{Check, ClientFacts, TargetFacts, check, unix_ms};
+use crate::load::variant::Variant;
+use crate::load::watch::{Observed, PageCheck, Watch, at_rest, counter, say};
 
 use self::judge::judge;
-use self::memory::memory_is_flat;
 pub use self::memory::{MemorySample, MemoryWatch};
 
 /// Names the form of the JSON.
-pub const FORMAT: &str = "crucible-soak/1";
+pub const FORMAT: &str = "crucible-soak/2";
 /// A server gets this long to become idle before its pages are counted.
 const IDLE_WAIT: Duration = Duration::from_secs(60);
 /// Cancelled requests are given up when so many times their number were sent.
@@ -59,64 +64,22 @@ pub struct SoakPlan {
 }
 
 /// Requests that began and ended between two moments at which the server was idle.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Window {
-    /// Seconds since the server's start.
-    pub t_s: f64,
-    /// First request due to last one ended, seconds.
-    pub duration_s: f64,
-    /// Ends as the client saw them; a cancelled request is a disconnected one.
-    pub counts: Counts,
-    /// Output tokens of completed requests a second.
-    pub output_tok_per_s: f64,
-    /// Milliseconds.
-    pub ttft_p50_ms: Option<f64>,
-    /// Milliseconds.
-    pub ttft_p95_ms: Option<f64>,
-    /// Milliseconds.
-    pub gap_p95_ms: Option<f64>,
-    /// Milliseconds.
-    pub gap_worst_ms: Option<f64>,
+    /// The requests' figures as those of a round, without their rows; `t_s` counts from the server's start, and a cancelled request is a
+    /// disconnected one.
+    #[serde(flatten)]
+    pub round: Round,
+    /// When the server was idle again, seconds since its start.
+    pub ended_s: f64,
     /// The comparison with the oracle.
     pub verification: Verification,
-    /// The pool at its end.
+    /// The pool at its end; absent when the server told it no more.
     pub pages: Option<PageCheck>,
-    /// How much the server's own counters grew.
-    pub server: ServerGrowth,
-}
-
-/// Growth of counters of /stats.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct ServerGrowth {
-    /// Requests that entered.
-    pub accepted: u64,
-    /// Ended in order.
-    pub completed: u64,
-    /// Whose client left.
-    pub cancelled: u64,
-    /// Failed.
-    pub failed: u64,
-    /// Refused.
-    pub refused: u64,
-    /// Prefill steps with slices of several requests.
-    pub packed_batches: u64,
-}
-
-impl ServerGrowth {
-    fn between(before: Option<&Value>, after: Option<&Value>) -> Self {
-        let grown = |name| {
-            let of = |stats: Option<&Value>| stats.and_then(|s| counter(s, name)).unwrap_or(0);
-            of(after).saturating_sub(of(before))
-        };
-        Self {
-            accepted: grown("accepted_requests"),
-            completed: grown("completed_requests"),
-            cancelled: grown("cancelled_requests"),
-            failed: grown("failed_requests"),
-            refused: grown("rejected_requests"),
-            packed_batches: grown("packed_prefill_batches"),
-        }
-    }
+    /// How much the server's own counters grew; absent when it told them no more.
+    pub server: Option<ServerGrowth>,
+    /// The server's `queue_peak`, when it was reached in this window.
+    pub queue_peak: Option<u64>,
 }
 
 /// One kind of traffic.
@@ -135,12 +98,17 @@ pub struct Phase {
 pub struct Soak {
     /// `FORMAT`.
     pub format: &'static str,
+    /// When it began, milliseconds since 1970.
+    pub started_unix_ms: u64,
     /// The client and its machine.
     pub client: ClientFacts,
-    /// The server: program, arguments, SHA-256.
-    pub server: Value,
-    /// Its /health.
-    pub health: Option<Value>,
+    /// The server as it was started: program, arguments, configuration, SHA-256.
+    pub server: Variant,
+    /// Its address, model, /health and dialects.
+    pub target: TargetFacts,
+    /// What prompts follow from.
+    #[serde(flatten)]
+    pub seeding: Seeding,
     /// What was asked for.
     pub plan: SoakPlan,
     /// What was asked.
@@ -151,7 +119,11 @@ pub struct Soak {
     pub phases: Vec<Phase>,
     /// Twice a second.
     pub memory: Vec<MemorySample>,
-    /// Server and devices, every second.
+    /// The server's /stats before the capacity was measured.
+    pub stats_before: Option<Value>,
+    /// Its /stats at the end.
+    pub stats_after: Option<Value>,
+    /// Server and devices.
     pub observed: Observed,
     /// What had to hold.
     pub checks: Vec<Check>,
@@ -168,46 +140,59 @@ pub struct SoakRun<'a> {
     pub mix: &'a Mix,
     /// How much of it.
     pub plan: SoakPlan,
-    /// The server's memory.
+    /// The server's memory; it ends the soak when the process does.
     pub memory: &'a MemoryWatch,
 }
 
 impl SoakRun<'_> {
-    /// Runs every phase. What was observed meanwhile is the caller's to add.
-    pub fn run(&self, client: ClientFacts, server: Value, progress: &ProgressBar) -> Soak {
-        let (plan, target) = (self.plan, self.setup.renderer.target());
+    /// Runs every phase, until the measurement is ended, and judges them. `watch` must count from the same moment as the memory.
+    pub fn run(&self, client: ClientFacts, server: &Variant, watch: Watch, progress: &ProgressBar) -> Soak {
+        let (started_unix_ms, target) = (unix_ms(), self.setup.renderer.target());
+        let (facts, stats_before) = (TargetFacts::of(self.setup.renderer), target.json("/stats"));
+        let (capacity_per_s, phases) = self.phases(progress);
+        let mut soak = Soak {
+            format: FORMAT,
+            started_unix_ms,
+            client,
+            server: server.clone(),
+            target: facts,
+            seeding: self.setup.renderer.seeding(),
+            plan: self.plan,
+            mix: self.mix.clone(),
+            capacity_per_s,
+            phases,
+            memory: self.memory.samples(),
+            stats_before,
+            stats_after: target.json("/stats"),
+            observed: watch.end(),
+            checks: Vec::new(),
+            passed: false,
+        };
+        soak.client.set_against(soak.phases.iter().flat_map(|p| &p.windows).map(|w| &w.round));
+        let mut checks: Vec<Check> = check::of_end(interrupt::cause().as_deref()).into_iter().collect();
+        checks.extend(judge(&soak));
+        soak.checks = checks;
+        soak
+    }
+
+    /// The capacity and the phases, as far as the measurement goes.
+    fn phases(&self, progress: &ProgressBar) -> (f64, Vec<Phase>) {
+        let plan = self.plan;
+        say(progress, &format!("capacity: {} s with {} requests in flight", plan.calibrate_s, plan.concurrency));
         progress.set_message("measuring the capacity");
         let unverified = Setup { oracle: None, ..self.setup.clone() };
         let capacity =
             capacity_per_s(&unverified, plan.concurrency, plan.calibrate_s, |n| self.mix.wire(self.setup.renderer, n));
         // A rate of zero would wait for ever; a server that completes nothing fails the checks below.
         let rate = |share: f64| (capacity * share).max(0.1);
-        let mut phases = vec![
-            self.open("stable", rate(0.5), &[plan.stable_s], progress),
-            self.open("overload", rate(plan.overload_factor), &[plan.overload_s], progress),
-            Phase { name: "cancelled", rate_per_s: None, windows: vec![self.cancelled(progress)] },
+        let stages: [&dyn Fn() -> Phase; 4] = [
+            &|| self.open("stable", rate(0.5), &[plan.stable_s], progress),
+            &|| self.open("overload", rate(plan.overload_factor), &[plan.overload_s], progress),
+            &|| Phase { name: "cancelled", rate_per_s: None, windows: vec![self.cancelled(progress)] },
+            &|| self.open("mixed", rate(plan.mixed_share), &windows(plan.mixed_s, plan.window_s), progress),
         ];
-        let mixed_from = self.memory.seconds();
-        let windows = windows(plan.mixed_s, plan.window_s);
-        phases.push(self.open("mixed", rate(plan.mixed_share), &windows, progress));
-        let memory = self.memory.samples();
-        let queue_peak = target.json("/stats").as_ref().and_then(|s| counter(s, "queue_peak"));
-        let mut checks = judge(&phases, queue_peak, plan);
-        checks.push(memory_is_flat(&memory, mixed_from));
-        Soak {
-            format: FORMAT,
-            client,
-            server,
-            health: target.json("/health"),
-            plan,
-            mix: self.mix.clone(),
-            capacity_per_s: capacity,
-            phases,
-            memory,
-            observed: Observed::default(),
-            passed: checks.iter().all(|c| c.passed),
-            checks,
-        }
+        let phases = stages.iter().take_while(|_| !interrupt::raised()).map(|stage| stage()).collect();
+        (capacity, phases)
     }
 
     /// Open-loop traffic at a rate, window after window.
@@ -215,23 +200,25 @@ impl SoakRun<'_> {
         let arrivals = Arrivals { law: Law::Poisson, rate, burst: 1 };
         let seed = self.setup.renderer.seeding().seed;
         let one = |(index, &seconds): (usize, &f64)| {
-            progress.println(format!("{name}, window {} of {}: {rate:.2} requests/s", index + 1, windows.len()));
+            say(progress, &format!("{name}, window {} of {}: {rate:.2} requests/s", index + 1, windows.len()));
             let due = arrivals.schedule(seconds, seed.wrapping_add(index as u64));
             let planned = self.mix.plan(self.setup.renderer, &due);
-            self.window(|| {
+            self.window(index, || {
                 let run = open::run(&self.setup, name, planned, progress);
                 let round = run.measured.workloads.into_iter().next().and_then(|w| w.rounds.into_iter().next());
                 (round, run.measured.verification.unwrap_or_default())
             })
         };
-        Phase { name, rate_per_s: Some(rate), windows: windows.iter().enumerate().map(one).collect() }
+        let done = windows.iter().enumerate().take_while(|_| !interrupt::raised()).map(one).collect();
+        Phase { name, rate_per_s: Some(rate), windows: done }
     }
 
     /// Requests in a closed loop, each cancelled by disconnect, until enough were.
     fn cancelled(&self, progress: &ProgressBar) -> Window {
-        progress.println(format!("cancelled: {} requests", self.plan.cancelled));
+        say(progress, &format!("cancelled: {} requests", self.plan.cancelled));
+        progress.set_message("cancelled");
         progress.set_length(self.plan.cancelled as u64);
-        self.window(|| {
+        self.window(0, || {
             let start = Instant::now();
             let (records, verification) = self.cancel_all(progress);
             (Some(round_of(0, start, &records, Origin::Sent)), verification)
@@ -270,44 +257,34 @@ impl SoakRun<'_> {
     }
 
     /// Measures between two moments at which the server is idle.
-    fn window(&self, traffic: impl FnOnce() -> (Option<Round>, Verification)) -> Window {
+    fn window(&self, index: usize, traffic: impl FnOnce() -> (Option<Round>, Verification)) -> Window {
         let target = self.setup.renderer.target();
         let t_s = self.memory.seconds();
         // What the traffic before this window has left inside, such as requests whose client went away, belongs to that.
         let before = at_rest(target, IDLE_WAIT);
         let (round, verification) = traffic();
         let pages = PageCheck::after(target, before.as_ref(), IDLE_WAIT);
-        let server = ServerGrowth::between(before.as_ref(), target.json("/stats").as_ref());
-        let Some(round) = round else {
-            let (counts, duration_s, output_tok_per_s) = (Counts::default(), 0.0, 0.0);
-            let (ttft_p50_ms, ttft_p95_ms, gap_p95_ms, gap_worst_ms) = (None, None, None, None);
-            return Window {
-                t_s,
-                duration_s,
-                counts,
-                output_tok_per_s,
-                ttft_p50_ms,
-                ttft_p95_ms,
-                gap_p95_ms,
-                gap_worst_ms,
-                verification,
-                pages,
-                server,
-            };
-        };
+        let after = target.json("/stats");
+        let peak = |stats: Option<&Value>| stats.and_then(|s| counter(s, "queue_peak"));
+        let (peak_before, peak_after) = (peak(before.as_ref()), peak(after.as_ref()));
         Window {
-            t_s,
-            duration_s: round.duration_s,
-            output_tok_per_s: round.output_tok_per_s,
-            ttft_p50_ms: round.ttft_ms.p50,
-            ttft_p95_ms: round.ttft_ms.p95,
-            gap_p95_ms: round.gap_ms.p95,
-            gap_worst_ms: round.gap_ms.worst,
-            counts: round.counts,
+            round: Round { round: index, t_s, requests: Vec::new(), ..round.unwrap_or_default() },
+            ended_s: self.memory.seconds(),
             verification,
             pages,
-            server,
+            server: ServerGrowth::between(before.as_ref(), after.as_ref()),
+            queue_peak: peak_after.filter(|peak| peak_before.is_some_and(|before| *peak > before)),
         }
+    }
+}
+
+impl Soak {
+    /// The end of the server belongs to the soak: asked to, it must drain. Settles whether the soak passed.
+    pub fn close(&mut self, ended: Option<ExitStatus>) {
+        let detail = ended.map_or("it did not end".into(), |status| status.to_string());
+        let drained = ended.is_some_and(|status| status.success());
+        self.checks.push(Check::when(drained, "the server drains and exits with 0", detail));
+        self.passed = self.checks.iter().all(|c| c.passed);
     }
 }
 

@@ -5,8 +5,13 @@ use crate::load::report::table::{aligned, checks, figure};
 use crate::load::stats::quantile;
 
 impl Soak {
-    /// The table for the terminal.
+    /// Figures and checks for the terminal.
     pub fn table(&self) -> String {
+        format!("{}\n{}", self.figures(), checks(&self.checks))
+    }
+
+    /// A row a phase, with the clocks below.
+    pub fn figures(&self) -> String {
         let heading = [
             "phase",
             "req/s",
@@ -35,25 +40,24 @@ impl Soak {
                 phase.name.to_owned(),
                 figure(phase.rate_per_s),
                 phase.windows.len().to_string(),
-                sum(|w| w.counts.submitted),
-                sum(|w| w.counts.completed),
-                sum(|w| w.counts.cancelled),
-                sum(|w| w.counts.refused),
-                sum(|w| w.counts.failed),
-                median(|w| w.ttft_p50_ms),
-                median(|w| w.ttft_p95_ms),
-                median(|w| w.gap_p95_ms),
-                figure(phase.windows.iter().filter_map(|w| w.gap_worst_ms).max_by(f64::total_cmp)),
-                median(|w| Some(w.output_tok_per_s)),
+                sum(|w| w.round.counts.submitted),
+                sum(|w| w.round.counts.completed),
+                sum(|w| w.round.counts.cancelled),
+                sum(|w| w.round.counts.refused),
+                sum(|w| w.round.counts.failed),
+                median(|w| w.round.ttft_ms.p50),
+                median(|w| w.round.ttft_ms.p95),
+                median(|w| w.round.gap_ms.p95),
+                figure(phase.windows.iter().filter_map(|w| w.round.gap_ms.worst).max_by(f64::total_cmp)),
+                median(|w| Some(w.round.output_tok_per_s)),
                 sum(|w| w.verification.compared),
             ]);
         }
         format!(
-            "capacity {:.2} requests/s; times in ms, medians of the windows' figures, the worst gap of all\n{}{}\n{}",
+            "capacity {:.2} requests/s; times in ms, medians of the windows' figures, the worst gap of all\n{}{}\n",
             self.capacity_per_s,
             aligned(&rows),
-            self.observed.line(),
-            checks(&self.checks)
+            self.observed.line()
         )
     }
 }

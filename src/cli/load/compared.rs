@@ -1,0 +1,110 @@
+//! Comparisons of servers that are started for it: two in pairs, or the combinations of a sweep.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::args::{ClientArgs, DeviceArgs, JudgeArgs, OutputArgs, PairArgs, RunArgs, SweepArgs, WorkloadArgs};
+use super::{Failure, Outcome, bar, binary, client_facts, exit, publish, workloads_of};
+use crate::load::compare::{CompareOptions, compare};
+use crate::load::oracle::Oracle;
+use crate::load::report::comparison;
+use crate::load::variant::Variant;
+
+/// Times that every server is started.
+const PAIRS: usize = 3;
+
+/// What both kinds are given.
+struct Compared<'a> {
+    work: &'a WorkloadArgs,
+    client: &'a ClientArgs,
+    pairs: &'a PairArgs,
+    judge: &'a JudgeArgs,
+    devices: &'a DeviceArgs,
+    output: &'a OutputArgs,
+    api_key: Option<&'a String>,
+    model: Option<&'a String>,
+}
+
+impl Compared<'_> {
+    fn options(&self) -> Result<CompareOptions, Failure> {
+        Ok(CompareOptions {
+            pairs: self.pairs.pairs.unwrap_or(PAIRS),
+            rounds: self.work.rounds(),
+            workloads: workloads_of(&self.work.workload, self.work.workloads.as_ref())?,
+            seeding: self.client.seeding(),
+            client: client_facts(self.client.threads, self.judge.capacity)?,
+            timeout: self.client.timeout(),
+            ready_wait: Duration::from_secs(self.pairs.servers.ready_s),
+            devices: self.devices.options(),
+            api_key: self.api_key.cloned(),
+            model: self.model.cloned(),
+            objectives: self.judge.slo.clone(),
+            oracle: self.judge.verify.as_deref().map(Oracle::read).transpose()?,
+        })
+    }
+
+    fn run(&self, variants: Vec<Variant>) -> Outcome {
+        let (options, logs) = (self.options()?, &self.pairs.servers.logs);
+        std::fs::create_dir_all(logs)?;
+        let progress = bar();
+        let found = compare(variants, &options, logs, &progress)?;
+        progress.finish_and_clear();
+        publish(&comparison::text(&found), &found, || comparison::page(&found), self.output)?;
+        Ok(exit(found.passed))
+    }
+}
+
+pub fn ab(args: &RunArgs, files: &[PathBuf]) -> Outcome {
+    let mut variants: Vec<Variant> = Vec::new();
+    for (index, file) in files.iter().enumerate() {
+        let program = binary(&args.pairs.servers, index, files.len())?;
+        let mut variant = Variant::from_file(file, &program, args.ask.dialect)?;
+        if variants.iter().any(|v| v.name == variant.name) {
+            variant.name.push_str(" (B)");
+        }
+        variants.push(variant);
+    }
+    let target = &args.ask.target;
+    let compared = Compared {
+        work: &args.work,
+        client: &target.client,
+        pairs: &args.pairs,
+        judge: &args.judge,
+        devices: &args.devices,
+        output: &args.output,
+        api_key: target.api_key.as_ref(),
+        model: target.model.as_ref(),
+    };
+    compared.run(variants)
+}
+
+pub fn sweep(args: &SweepArgs) -> Outcome {
+    let program = binary(&args.pairs.servers, 0, 1)?;
+    let mut variants: Vec<Variant> = Vec::new();
+    for budget in &args.budgets {
+        for cap in &args.caps {
+            let name = format!("{budget}/{cap}");
+            if variants.iter().any(|v| v.name == name) {
+                return Err(format!("the combination {name} is given twice; name every budget and cap once").into());
+            }
+            let quoted = if cap.parse::<u32>().is_ok() { cap.clone() } else { format!("\"{cap}\"") };
+            let own = [format!("prefill.token_budget={budget}"), format!("prefill.chunk_cap={quoted}")];
+            let settings = [args.settings.as_slice(), &own].concat();
+            variants.push(Variant::serve(&name, &program, &args.config, &settings)?);
+        }
+    }
+    if variants.len() < 2 {
+        return Err("a sweep needs at least two combinations of --budgets and --caps".into());
+    }
+    let compared = Compared {
+        work: &args.work,
+        client: &args.client,
+        pairs: &args.pairs,
+        judge: &args.judge,
+        devices: &args.devices,
+        output: &args.output,
+        api_key: args.api_key.as_ref(),
+        model: None,
+    };
+    compared.run(variants)
+}

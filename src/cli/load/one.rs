@@ -1,0 +1,224 @@
+//! Measurements of one server: the closed loop, the open loop and the pressure burst.
+
+use indicatif::ProgressBar;
+use serde_json::{Value, json};
+
+use super::args::{ClientArgs, DeviceArgs, JudgeArgs, OpenArgs, OutputArgs, PressureArgs, RunArgs};
+use super::ready::{connect, oracle_of, runnable};
+use super::{
+    Failure, IDLE_WAIT, Outcome, Started, bar, checks, client_facts, exit, mix, publish, setup, start, workloads_of,
+};
+use crate::load::arrivals::{Arrivals, Law, read_trace};
+use crate::load::burst::{PromptReuse, Rounds};
+use crate::load::drive::{Measured, Setup, capacity_per_s, closed_loop, wires_of};
+use crate::load::interrupt;
+use crate::load::limits;
+use crate::load::open::{self, Mix, OpenRun};
+use crate::load::render::Renderer;
+use crate::load::report::{Report, html, table};
+use crate::load::target::Target;
+use crate::load::watch::{PageCheck, Watch, counter};
+use crate::load::workload::{Shot, Workload};
+
+/// Requests of one burst of `--arrivals burst`.
+const BURST_DEFAULT: u32 = 8;
+
+/// What every measurement of one server is given.
+struct Measurement<'a> {
+    kind: &'static str,
+    setup: Setup<'a>,
+    client: &'a ClientArgs,
+    judge: &'a JudgeArgs,
+    devices: &'a DeviceArgs,
+    output: &'a OutputArgs,
+    options: Value,
+}
+
+impl Measurement<'_> {
+    /// Asks while it watches, waits until the server is idle, judges, and publishes the report.
+    fn run(
+        mut self,
+        ask: impl FnOnce(&Setup<'_>, &ProgressBar) -> OpenRun,
+        judge: impl FnOnce(&mut Report),
+    ) -> Outcome {
+        let renderer = self.setup.renderer;
+        let target = renderer.target();
+        self.options["slo"] = json!(self.judge.slo);
+        self.options["timeout_s"] = json!(self.client.timeout().as_secs());
+        let client = client_facts(self.client.threads, self.judge.capacity)?;
+        let mut report = Report::begin(self.kind, renderer, client, self.options);
+        if report.stats_before.is_none() {
+            eprintln!("note: the target has no /stats, so its pages and its account are not checked");
+        }
+        let watch = Watch::begin(target.clone(), &self.devices.options())?;
+        let progress = bar();
+        let OpenRun { measured, timeline, .. } = ask(&self.setup, &progress);
+        progress.finish_and_clear();
+        let Measured { workloads, verification, checks, .. } = measured;
+        (report.observed, report.timeline) = (watch.end(), timeline);
+        (report.workloads, report.verification, report.checks) = (workloads, verification, checks);
+        report.pages = PageCheck::after(target, report.stats_before.as_ref(), IDLE_WAIT);
+        report.stats_after = target.json("/stats");
+        judge(&mut report);
+        checks::of_target(&mut report);
+        report.settle(interrupt::cause().as_deref());
+        let capacity =
+            report.client.capacity.as_ref().map_or(String::new(), |_| format!("client: {}\n", report.client.load()));
+        let figures = format!(
+            "{}{}\n{capacity}{}",
+            table::workloads(&report.workloads),
+            report.observed.line(),
+            table::checks(&report.checks)
+        );
+        publish(&figures, &report, || html::run(&report), self.output)?;
+        Ok(exit(report.passed))
+    }
+}
+
+fn in_closed_loop(workloads: &[Workload], rounds: Rounds) -> impl FnOnce(&Setup<'_>, &ProgressBar) -> OpenRun {
+    move |setup, progress| OpenRun { measured: closed_loop(setup, workloads, rounds, progress), ..OpenRun::default() }
+}
+
+pub fn closed(args: &RunArgs) -> Outcome {
+    if args.pairs.pairs.is_some() || !args.pairs.servers.binary.is_empty() {
+        return Err("--pairs and --binary start servers to compare; give --ab, or leave them out".into());
+    }
+    let workloads = workloads_of(&args.work.workload, args.work.workloads.as_ref())?;
+    let mut renderer = connect(&args.ask.target, &[args.ask.dialect()])?;
+    let (workloads, skipped) = runnable(&mut renderer, workloads, &args.work.workload)?;
+    let oracle = oracle_of(&args.judge, &renderer)?;
+    let (rounds, client) = (args.work.rounds(), &args.ask.target.client);
+    oracle.as_ref().map_or(Ok(()), |o| o.covers(wires_of(&renderer, &workloads, rounds)))?;
+    let measurement = Measurement {
+        kind: "run",
+        setup: setup(&renderer, client, &args.judge, oracle.as_ref()),
+        client,
+        judge: &args.judge,
+        devices: &args.devices,
+        output: &args.output,
+        options: json!({"dialect": args.ask.dialect(), "rounds": rounds, "skipped": skipped}),
+    };
+    measurement.run(in_closed_loop(&workloads, rounds), |report| checks::of_requests(report, workloads.len()))
+}
+
+pub fn open_loop(args: &OpenArgs, kind: &'static str, factor: f64) -> Outcome {
+    refuse_idle_flags(args, kind)?;
+    let mix = mix(&args.mix)?;
+    let trace = args.trace.as_deref().map(read_trace).transpose()?;
+    let tokens = trace.iter().flatten().map(|e| u64::from(e.prompt_length)).sum::<u64>().max(1);
+    limits::RUN_TOKENS.check(tokens).map_err(|e| format!("the trace's prompt tokens in all: {e}"))?;
+    let renderer = connect(&args.target, &mix.dialects)?;
+    let oracle = oracle_of(&args.judge, &renderer)?;
+    let client = &args.target.client;
+    let setup = setup(&renderer, client, &args.judge, oracle.as_ref());
+    let (plan, arrivals, capacity) = match trace {
+        Some(trace) => (mix.plan_trace(&renderer, &trace), None, None),
+        None => {
+            let (arrivals, capacity) = arrivals(args, &setup, &mix, factor)?;
+            arrivals.check(args.duration_s)?;
+            let due = arrivals.schedule(args.duration_s, client.seed);
+            mix.check(due.len())?;
+            (mix.plan(&renderer, &due), Some(arrivals), capacity)
+        }
+    };
+    oracle.as_ref().map_or(Ok(()), |o| o.covers(plan.iter().map(|p| &p.wire)))?;
+    let options = json!({
+        "mix": mix, "arrivals": arrivals, "capacity_requests_per_s": capacity, "duration_s": args.duration_s,
+        "trace": args.trace,
+    });
+    let (judge, devices, output) = (&args.judge, &args.devices, &args.output);
+    let measurement = Measurement { kind, setup, client, judge, devices, output, options };
+    let ask = |setup: &Setup<'_>, progress: &ProgressBar| open::run(setup, kind, plan, progress);
+    measurement.run(ask, |report| {
+        let counts = report.workloads.first().map(|w| w.summary.counts.clone()).unwrap_or_default();
+        checks::of_open_loop(report, &counts, args.expect_queue);
+    })
+}
+
+/// A flag that would do nothing is a misunderstanding.
+fn refuse_idle_flags(args: &OpenArgs, kind: &str) -> Result<(), Failure> {
+    if args.burst.is_some() && args.arrivals != Law::Burst {
+        return Err("--burst belongs to --arrivals burst".into());
+    }
+    if args.expect_queue.is_some() && kind != "overload" {
+        return Err("--expect-queue belongs to `load overload`: a steady rate need not fill the queue".into());
+    }
+    Ok(())
+}
+
+fn arrivals(args: &OpenArgs, setup: &Setup<'_>, mix: &Mix, factor: f64) -> Result<(Arrivals, Option<f64>), Failure> {
+    let (law, burst) = (args.arrivals, args.burst.unwrap_or(BURST_DEFAULT));
+    if let Some(rate) = args.rate {
+        return Ok((Arrivals { law, rate, burst }, None));
+    }
+    let (seconds, factor) = (args.calibrate_s, args.factor.unwrap_or(factor));
+    eprintln!("measuring the capacity for {seconds} s");
+    let unverified = Setup { oracle: None, ..setup.clone() };
+    let capacity = capacity_per_s(&unverified, args.calibrate_concurrency, seconds, |n| mix.wire(setup.renderer, n));
+    if capacity == 0.0 {
+        return Err(
+            "no request completed while the capacity was measured; give --rate or a longer --calibrate-s".into()
+        );
+    }
+    let rate = capacity * factor;
+    eprintln!("capacity {capacity:.2} requests/s, rate {rate:.2} requests/s");
+    Ok((Arrivals { law, rate, burst }, Some(capacity)))
+}
+
+pub fn pressure(args: &PressureArgs) -> Outcome {
+    let tokens = u64::from(args.burst) * u64::from(args.prompt_tokens);
+    limits::BURST_TOKENS.check(tokens).map_err(|e| format!("the burst's prompt tokens in all: {e}"))?;
+    let (ask, (pages, queue)) = (&args.ask, (args.expect_pages, args.expect_queue));
+    let started = match &args.config {
+        Some(config) => {
+            let own = [format!("kv.pages={pages}"), format!("limits.max_queue={queue}")];
+            let settings = [args.settings.as_slice(), &own].concat();
+            Some(start("pressure", &args.servers, config, &settings, ask.target.api_key.as_ref())?)
+        }
+        None if !args.servers.binary.is_empty() => return Err("--binary starts a server; give --config too".into()),
+        None => None,
+    };
+    let (client, dialects) = (&ask.target.client, [ask.dialect()]);
+    let renderer = match &started {
+        Some(own) => Renderer::connect(own.target.clone(), ask.target.model.clone(), &dialects, client.seeding())?,
+        None => connect(&ask.target, &dialects)?,
+    };
+    has_pages(renderer.target(), pages)?;
+    let oracle = oracle_of(&args.judge, &renderer)?;
+    let shots = vec![Shot::new(args.prompt_tokens, args.output_tokens); args.burst as usize];
+    let workloads = [Workload { name: "pressure".into(), established: None, shots }];
+    let rounds = Rounds { warmups: 0, trials: 1, prompts: PromptReuse::Fresh };
+    oracle.as_ref().map_or(Ok(()), |o| o.covers(wires_of(&renderer, &workloads, rounds)))?;
+    let server = started.as_ref().map(|own: &Started| &own.variant);
+    let options = json!({
+        "expect_pages": pages, "expect_queue": queue, "burst": args.burst, "dialect": ask.dialect(), "rounds": rounds,
+        "server": server,
+    });
+    let measurement = Measurement {
+        kind: "pressure",
+        setup: setup(&renderer, client, &args.judge, oracle.as_ref()),
+        client,
+        judge: &args.judge,
+        devices: &args.devices,
+        output: &args.output,
+        options,
+    };
+    measurement.run(in_closed_loop(&workloads, rounds), |report| checks::of_pressure(report, pages, queue))
+}
+
+/// A burst puts pressure only on the pool that it was made for.
+fn has_pages(target: &Target, expected: u64) -> Result<(), Failure> {
+    let stats = target.json("/stats").unwrap_or_default();
+    let told = target.json("/health").as_ref().and_then(|h| counter(h, "kv_pages"));
+    let counted = || Some(counter(&stats, "kv_pages_used")? + counter(&stats, "kv_pages_free")?);
+    let has = told.or_else(counted);
+    if has == Some(expected) {
+        return Ok(());
+    }
+    let has = has.map_or("an unknown number of".into(), |pages| pages.to_string());
+    Err(format!(
+        "the server has {has} pages and the burst is made for {expected}; give --config to have one started with kv.pages and \
+         limits.max_queue as they must be, or name its own with --expect-pages and --expect-queue"
+    )
+    .into())
+}

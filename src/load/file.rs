@@ -1,0 +1,194 @@
+//! Files that a measurement leaves: checked before it begins, and written so that what is there is whole.
+//!
+//! A new or regular file is written under a temporary name beside it and renamed; through a link, beside the link's target. A fifo, a
+//! terminal or a device is written in place.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+/// A file cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write {path}: {source}")]
+pub struct WriteError {
+    path: PathBuf,
+    source: std::io::Error,
+}
+
+/// How a path is written.
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    /// A regular file or none yet, by its name behind all links.
+    Replaced(PathBuf),
+    /// Something else that is there.
+    InPlace,
+}
+
+fn place(path: &Path) -> std::io::Result<Place> {
+    if ["/dev", "/proc"].iter().any(|own| path.starts_with(own)) {
+        // Also where /dev/stdout leads to a regular file: someone holds that open.
+        return Ok(Place::InPlace);
+    }
+    let metadata = match std::fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Place::Replaced(end_of_links(path)?)),
+        Err(e) => return Err(e),
+    };
+    if metadata.is_dir() {
+        return Err(std::io::ErrorKind::IsADirectory.into());
+    }
+    if metadata.is_file() { Ok(Place::Replaced(std::fs::canonicalize(path)?)) } else { Ok(Place::InPlace) }
+}
+
+/// Where a file would be made: a link that leads nowhere yet names its target.
+fn end_of_links(path: &Path) -> std::io::Result<PathBuf> {
+    let mut path = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        let Ok(target) = std::fs::read_link(&path) else { return Ok(path) };
+        path = folder(&path).join(target);
+    }
+    Err(std::io::Error::other("too many links"))
+}
+
+/// Links that are followed.
+const LINKS_MAX: usize = 40;
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn temporary(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.part", std::process::id()));
+    path.with_file_name(name)
+}
+
+/// Makes sure before a measurement that its files can be written, and that no two of them are one. Nothing is changed.
+///
+/// # Errors
+/// The first path that is a folder, in a folder that is missing or cannot be written, or named twice.
+pub fn check<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Result<(), WriteError> {
+    let mut taken: Vec<PathBuf> = Vec::new();
+    for path in paths {
+        let wrong = |source| WriteError { path: path.to_owned(), source };
+        let end = match place(path).map_err(wrong)? {
+            Place::InPlace => {
+                let metadata = std::fs::metadata(path).map_err(wrong)?;
+                // Opening a fifo would wait for its reader.
+                if metadata.permissions().readonly() {
+                    return Err(wrong(std::io::ErrorKind::PermissionDenied.into()));
+                }
+                std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
+            }
+            Place::Replaced(end) => {
+                if end.is_file() {
+                    OpenOptions::new().write(true).open(&end).map_err(wrong)?;
+                }
+                let part = temporary(&end);
+                File::create(&part).and_then(|_| std::fs::remove_file(&part)).map_err(wrong)?;
+                let name = end.file_name().unwrap_or_default().to_owned();
+                std::fs::canonicalize(folder(&end)).map_err(wrong)?.join(name)
+            }
+        };
+        if taken.contains(&end) {
+            return Err(wrong(std::io::Error::other("another file of this run goes there too; give each its own")));
+        }
+        taken.push(end);
+    }
+    Ok(())
+}
+
+/// Writes a file, whole or not at all where it is a regular one.
+///
+/// # Errors
+/// It cannot be written.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
+    let written = place(path).and_then(|place| match place {
+        Place::InPlace => OpenOptions::new().append(true).open(path)?.write_all(bytes),
+        Place::Replaced(end) => {
+            let part = temporary(&end);
+            let put = std::fs::write(&part, bytes).and_then(|()| std::fs::rename(&part, &end));
+            put.inspect_err(|_| drop(std::fs::remove_file(&part)))
+        }
+    });
+    written.map_err(|source| WriteError { path: path.to_owned(), source })
+}
+
+/// Writes indented JSON.
+///
+/// # Errors
+/// It cannot be written.
+pub fn write_json(path: &Path, value: &impl Serialize) -> Result<(), WriteError> {
+    encoded(path, serde_json::to_vec_pretty(value))
+}
+
+/// Writes JSON without a space, for files that no one reads by eye.
+///
+/// # Errors
+/// It cannot be written.
+pub fn write_json_compact(path: &Path, value: &impl Serialize) -> Result<(), WriteError> {
+    encoded(path, serde_json::to_vec(value))
+}
+
+fn encoded(path: &Path, bytes: serde_json::Result<Vec<u8>>) -> Result<(), WriteError> {
+    write(path, &bytes.map_err(|e| WriteError { path: path.to_owned(), source: e.into() })?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scratch(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("crucible-file-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).expect("a folder");
+        path
+    }
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = std::fs::read_dir(folder).expect("a folder").flatten();
+        let mut names: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_link_stays_and_its_target_is_written_also_one_that_is_not_there_yet() {
+        let folder = scratch("link");
+        let (file, link, ahead) = (folder.join("file"), folder.join("link"), folder.join("ahead"));
+        std::fs::write(&file, "old").expect("written");
+        std::os::unix::fs::symlink("file", &link).expect("a link");
+        std::os::unix::fs::symlink("later", &ahead).expect("a link");
+        check([link.as_path(), &ahead]).expect("both can be written");
+        assert_eq!(std::fs::read_to_string(&file).expect("read"), "old", "a check changes nothing");
+        write(&link, b"new").expect("written");
+        write(&ahead, b"later").expect("written");
+        assert!(link.is_symlink() && ahead.is_symlink());
+        assert_eq!(std::fs::read_to_string(&file).expect("read"), "new");
+        assert_eq!(names(&folder), ["ahead", "file", "later", "link"], "nothing temporary is left");
+        std::fs::remove_dir_all(&folder).expect("ours");
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_written_in_place() {
+        use std::os::unix::fs::FileTypeExt;
+        write(Path::new("/dev/null"), b"x").expect("written");
+        let kind = std::fs::metadata("/dev/null").expect("a device").file_type();
+        assert!(kind.is_char_device());
+    }
+
+    #[test]
+    fn a_folder_a_missing_parent_and_a_name_given_twice_are_refused_before_anything_is_measured() {
+        let folder = scratch("check");
+        let (a, same) = (folder.join("a"), folder.join(".").join("a"));
+        let said = |paths: &[&Path]| check(paths.iter().copied()).expect_err("refused").to_string();
+        assert!(said(&[&folder]).contains("directory"), "{}", said(&[&folder]));
+        assert!(said(&[&folder.join("missing/a")]).contains("missing/a: "));
+        assert!(said(&[&a, &same]).contains("give each its own"));
+        check([a.as_path(), &folder.join("b")]).expect("two files");
+        assert_eq!(names(&folder), Vec::<String>::new());
+        std::fs::remove_dir_all(&folder).expect("ours");
+    }
+}

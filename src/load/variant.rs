@@ -1,0 +1,200 @@
+//! What can be started and measured: a configuration of this server, or any server by its command, with the hash of its program.
+
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::{Value, json};
+
+use super::dialect::Dialect;
+use super::launch::{LaunchError, io};
+use crate::config::{Document, Entry, Written};
+use crate::model::pull::sha256;
+
+/// Stands for a key in reports.
+const HIDDEN: &str = "(hidden)";
+
+/// A server that can be started.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Variant {
+    /// In reports.
+    #[serde(default)]
+    pub name: String,
+    /// Program and arguments; keys are hidden in reports.
+    #[serde(serialize_with = "without_keys")]
+    pub command: Vec<String>,
+    /// Where it will answer.
+    pub url: String,
+    /// How it is asked.
+    #[serde(default = "native")]
+    pub dialect: Dialect,
+    /// Answers 200 once it can serve.
+    #[serde(default = "health")]
+    pub ready: String,
+    /// SHA-256 of the program.
+    #[serde(default, skip_deserializing)]
+    pub sha256: Option<String>,
+    /// What the configuration of a server of this project sets, overrides included, keys hidden; absent for other servers.
+    #[serde(default, skip_deserializing)]
+    pub config: Option<BTreeMap<String, Value>>,
+}
+
+fn native() -> Dialect {
+    Dialect::Native
+}
+
+fn health() -> String {
+    "/health".into()
+}
+
+impl Variant {
+    /// A server of this project: a binary, its configuration and settings on top of it.
+    ///
+    /// # Errors
+    /// The configuration cannot be read, or no port is free.
+    pub fn serve(name: &str, binary: &Path, config: &Path, settings: &[String]) -> Result<Self, LaunchError> {
+        let set = std::fs::read_to_string(config).map_err(io(format!("cannot read {}", config.display())))?;
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).map_err(io("no free port"))?.port();
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        let mut command = vec![text(binary), "serve".into(), "--config".into(), text(config)];
+        for setting in settings.iter().cloned().chain([format!("server.port={port}")]) {
+            command.extend(["--set".into(), setting]);
+        }
+        let url = format!("http://127.0.0.1:{port}");
+        let (dialect, ready) = (native(), health());
+        let config = Some(what_is_set(&set, settings));
+        Ok(Self { name: name.into(), command, url, dialect, ready, sha256: None, config })
+    }
+
+    /// Reads a file: with a `command` it describes any server (docs/load.md), otherwise it is a configuration for `binary`. A `dialect`
+    /// of the caller's stands where the file names none.
+    ///
+    /// # Errors
+    /// The file cannot be read or its variant form is wrong.
+    pub fn from_file(path: &Path, binary: &Path, dialect: Option<Dialect>) -> Result<Self, LaunchError> {
+        let text = std::fs::read_to_string(path).map_err(io(format!("cannot read {}", path.display())))?;
+        let wrong = |message: String| LaunchError::Variant { path: path.to_owned(), message };
+        let table: toml::Table = toml::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+        let stem = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
+        if !table.contains_key("command") {
+            let own = Self::serve(&stem, binary, path, &[])?;
+            return Ok(Self { dialect: dialect.unwrap_or(own.dialect), ..own });
+        }
+        let mut variant: Self = toml::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+        if variant.command.is_empty() {
+            return Err(wrong("command must name a program".into()));
+        }
+        if variant.name.is_empty() {
+            variant.name = stem;
+        }
+        if let Some(dialect) = dialect.filter(|_| !table.contains_key("dialect")) {
+            variant.dialect = dialect;
+        }
+        Ok(variant)
+    }
+
+    /// The command as reports tell it: without keys.
+    pub fn told_command(&self) -> Vec<String> {
+        hidden(&self.command)
+    }
+
+    /// Takes the hash of the program.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn hash(&mut self) -> Result<(), LaunchError> {
+        let program = &self.command[0];
+        let path = which(program).unwrap_or_else(|| PathBuf::from(program));
+        self.sha256 = Some(sha256(&path).map_err(io(format!("cannot read {}", path.display())))?);
+        Ok(())
+    }
+}
+
+fn which(program: &str) -> Option<PathBuf> {
+    if program.contains('/') {
+        return None;
+    }
+    std::env::split_paths(&std::env::var_os("PATH")?).map(|dir| dir.join(program)).find(|p| p.is_file())
+}
+
+/// The key of the configuration that holds a secret itself.
+fn is_secret(key: &str) -> bool {
+    key.trim() == "server.api_key"
+}
+
+fn plain(value: Written) -> Value {
+    match value {
+        Written::Text(text) => json!(text),
+        Written::Integer(number) => json!(number),
+        Written::Float(number) => json!(number),
+        Written::Bool(yes) => json!(yes),
+        Written::Texts(texts) => json!(texts),
+        Written::Other(kind) => json!(kind),
+    }
+}
+
+fn without_keys<S: Serializer>(command: &[String], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(hidden(command))
+}
+
+fn hidden(command: &[String]) -> Vec<String> {
+    let one = |argument: &String| match argument.split_once('=') {
+        Some((key, _)) if is_secret(key) => format!("{key}={HIDDEN}"),
+        _ => argument.clone(),
+    };
+    command.iter().map(one).collect()
+}
+
+/// The keys that a configuration and overrides set, with their values.
+fn what_is_set(text: &str, settings: &[String]) -> BTreeMap<String, Value> {
+    let (mut document, _) = Document::parse(text);
+    for setting in settings {
+        let _ = document.set(setting); // the server refuses what is wrong
+    }
+    let shown = |(key, entry): (String, Entry)| {
+        let value = if is_secret(&key) { json!(HIDDEN) } else { plain(entry.value) };
+        (key, value)
+    };
+    document.into_rest().map(shown).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_with_a_command_is_any_server_and_one_without_is_a_configuration() {
+        let dir = std::env::temp_dir();
+        let path = dir.join(format!("crucible-variant-{}.toml", std::process::id()));
+        std::fs::write(
+            &path,
+            "command = ['peer', '-p', '1']\nurl = 'http://127.0.0.1:1'\ndialect = 'openai-completions'\n",
+        )
+        .expect("written");
+        let peer = Variant::from_file(&path, Path::new("/bin/crucible"), None).expect("a variant");
+        assert_eq!((peer.dialect, peer.command.len()), (Dialect::OpenaiCompletions, 3));
+        std::fs::write(&path, "[kv]\npages = 64\n").expect("written");
+        let own = Variant::from_file(&path, Path::new("/bin/crucible"), None).expect("a configuration");
+        assert_eq!(own.command[..3], ["/bin/crucible", "serve", "--config"]);
+        assert!(own.command.last().is_some_and(|s| s.starts_with("server.port=")));
+        std::fs::write(&path, "command = []\nurl = ''\n").expect("written");
+        assert!(Variant::from_file(&path, Path::new("x"), None).is_err());
+        std::fs::remove_file(&path).expect("removed");
+    }
+
+    #[test]
+    fn a_configuration_is_told_with_its_overrides_and_without_its_key() {
+        let settings = ["kv.pages=64", "server.api_key=s3cret"].map(str::to_owned);
+        let set =
+            what_is_set("[kv]\npages = 32\n[model]\npath = 'synthetic'\n[server]\napi_key = 's3cret'\n", &settings);
+        assert_eq!((&set["kv.pages"], &set["model.path"]), (&json!(64), &json!("synthetic")));
+        assert_eq!(set["server.api_key"], HIDDEN);
+        let command = vec!["x".to_owned(), "--set".into(), "server.api_key=s3cret".into(), "kv.pages=64".into()];
+        let (dialect, ready, url) = (Dialect::Native, health(), String::new());
+        let variant = Variant { name: "v".into(), command, url, dialect, ready, sha256: None, config: Some(set) };
+        let told = serde_json::to_string(&variant).expect("JSON");
+        assert!(told.contains("kv.pages=64") && !told.contains("s3cret"), "{told}");
+    }
+}

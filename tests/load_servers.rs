@@ -1,0 +1,280 @@
+//! The load generator and the servers that it starts: what answers is what was started, nothing that was measured is lost, and nothing that
+//! was started is left.
+
+mod load_support;
+
+use std::path::Path;
+use std::process::{Child, Output, Stdio};
+
+use load_support::{
+    counted, crucible, described, failed_checks, folder, is_silent, json, run, said, signal, stub, text, until_counted,
+};
+
+fn begun(args: &[&str]) -> Child {
+    crucible(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the generator starts")
+}
+
+fn ended(child: Child) -> Output {
+    child.wait_with_output().expect("its end")
+}
+
+/// A comparison of two files, in rounds of one short workload.
+fn ab<'a>(a: &'a str, b: &'a str, logs: &'a str) -> Vec<&'a str> {
+    let rounds = ["--warmups", "0", "--trials", "2", "--pairs", "2", "--logs", logs];
+    [&["run", "--workload", "tiny-4x1", "--ab", a, b][..], &rounds].concat()
+}
+
+#[test]
+fn a_server_that_someone_else_answers_for_or_that_ends_is_not_measured() {
+    let folder = folder("not-started");
+    let logs = folder.join("logs");
+    let other = stub(&[]);
+    let taken = folder.join("taken.toml");
+    std::fs::write(&taken, format!("command = ['/bin/false']\nurl = '{}'\n", other.url)).expect("written");
+    let output = run(&ab(text(&taken), text(&taken), text(&logs)));
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("answers already"), "{}", said(&output));
+    assert_eq!(counted(&other.url, "accepted_requests"), Some(0), "nobody else was asked");
+
+    let gone = described(&folder, "gone", "", Some("echo no such weights; exit 7"));
+    let output = run(&ab(&gone.file, &gone.file, text(&logs)));
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let told = said(&output);
+    assert!(told.contains("ended before it was ready (exit status: 7)") && told.contains("no such weights"), "{told}");
+    assert!(!told.contains("not ready within"), "{told}");
+}
+
+#[test]
+fn rounds_that_were_measured_before_a_start_failed_are_kept_and_the_failure_is_a_check() {
+    let folder = folder("kept");
+    let (out, html, logs, once) =
+        (folder.join("ab.json"), folder.join("ab.html"), folder.join("logs"), folder.join("once"));
+    let _ = std::fs::remove_file(&once);
+    let good = described(&folder, "good", "", None);
+    let line = format!("test -e {0} && exit 7; touch {0}; exec $STUB", text(&once));
+    let bad = described(&folder, "bad", "", Some(&line));
+    let files = ["--out", text(&out), "--html", text(&html)];
+    let output = run(&[&ab(&good.file, &bad.file, text(&logs))[..], &files].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let report = json(&out);
+    let runs = report["runs"].as_array().expect("runs");
+    assert_eq!(runs.iter().filter_map(|r| r["variant"].as_str()).collect::<Vec<_>>(), ["good", "bad"]);
+    assert_eq!(report["changes"][0]["rounds"].as_array().map(Vec::len), Some(1));
+    let failed = failed_checks(&report);
+    assert_eq!((failed.len(), failed[0].0.as_str()), (1, "every server is started and measured"), "{failed:?}");
+    assert!(failed[0].1.starts_with("2 of 4, then pair 2: bad ended") && report["passed"] == false, "{failed:?}");
+    let page = std::fs::read_to_string(&html).expect("the page");
+    assert!(page.contains("exit status: 7") && page.contains("class=\"fail\""));
+}
+
+#[test]
+fn a_comparison_fails_when_requests_fail_or_nothing_is_answered() {
+    let folder = folder("ab-checks");
+    let (out, logs) = (folder.join("ab.json"), folder.join("logs"));
+    let good = described(&folder, "good", "", None);
+    for (name, arguments, check) in [
+        ("broken", "--break-every 5", "no request fails"),
+        ("full", "--refuse-every 2", "requests complete, with tokens"),
+    ] {
+        let bad = described(&folder, name, arguments, None);
+        let mut args = ab(&good.file, &bad.file, text(&logs));
+        if name == "full" {
+            // One request, after the one that asks what the server takes.
+            args[2] = "tiny-1x1";
+            *args.iter_mut().find(|a| **a == "2").expect("the trials") = "1";
+        }
+        let output = run(&[&args[..], &["--out", text(&out)]].concat());
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+        let failed = failed_checks(&json(&out));
+        assert!(failed.iter().any(|f| f.0 == check && f.1.contains(&format!("{name}, pair "))), "{failed:?}");
+    }
+}
+
+#[test]
+fn every_flag_of_a_comparison_does_something_or_is_refused() {
+    let folder = folder("ab-flags");
+    let (out, logs, oracle) = (folder.join("ab.json"), folder.join("logs"), folder.join("oracle.json"));
+    let (a, b) = (described(&folder, "a", "", None), described(&folder, "b", "", None));
+    let common = ab(&a.file, &b.file, text(&logs));
+    let lone = stub(&[]);
+    let dialect = ["--dialect", "openai-completions", "--model", "stub"];
+    let recorded = ["--workload", "tiny-4x1", "--warmups", "0", "--trials", "2", "--target", &lone.url];
+    let output = run(&[&["record-oracle", "--out", text(&oracle)], &recorded[..], &dialect].concat());
+    assert!(output.status.success(), "{}", said(&output));
+    let all = ["--capacity", "--slo", "ttft_p95_ms=60000", "--verify", text(&oracle), "--api-key", "s3cret"];
+    let output = run(&[&common[..], &dialect, &all, &["--out", text(&out)]].concat());
+    assert!(output.status.success(), "{}", said(&output));
+    let report = json(&out);
+    let run_of = &report["runs"][0];
+    assert!(run_of["target"]["dialects"]["openai-completions"].is_object(), "{}", run_of["target"]);
+    assert_eq!((&run_of["target"]["model"], &run_of["verification"]["compared"]), (&"stub".into(), &8.into()));
+    assert!(report["client"]["busiest_percent"].as_f64() > Some(0.0), "{}", report["client"]);
+    let names: Vec<&str> =
+        report["checks"].as_array().expect("checks").iter().filter_map(|c| c["name"].as_str()).collect();
+    assert!(
+        names.contains(&"tiny-4x1: ttft_p95_ms=60000") && names.contains(&"every output equals the oracle"),
+        "{names:?}"
+    );
+    assert!(!std::fs::read_to_string(&out).expect("the report").contains("s3cret"));
+
+    let missed = run(&[&common[..], &["--slo", "e2e_p50_ms=0.000001"]].concat());
+    assert_eq!(missed.status.code(), Some(1), "{}", said(&missed));
+    let both = run(&[&common[..], &["--target", &lone.url]].concat());
+    assert!(!both.status.success() && said(&both).contains("cannot be used with"), "{}", said(&both));
+    let alone = run(&["run", "--workload", "tiny-4x1", "--target", &lone.url, "--pairs", "2"]);
+    assert!(!alone.status.success() && said(&alone).contains("give --ab"), "{}", said(&alone));
+    let sweep = ["sweep", "--config", "config/cpu-test.toml", "--workload", "tiny-4x1"];
+    let twice = run(&[&sweep[..], &["--budgets", "64,64", "--caps", "off"]].concat());
+    assert!(!twice.status.success() && said(&twice).contains("64/off is given twice"), "{}", said(&twice));
+}
+
+#[test]
+fn a_signal_ends_a_run_with_what_was_measured_and_says_so() {
+    for (name, arguments, signal_name) in [
+        ("run", &["run", "--workload", "tiny-4x1", "--warmups", "0", "--trials", "10000"][..], "-INT"),
+        ("sustained", &["sustained", "--rate", "100", "--duration-s", "3600", "--output-tokens", "4"], "-TERM"),
+    ] {
+        let folder = folder(&format!("signal-{name}"));
+        let (out, html) = (folder.join("report.json"), folder.join("report.html"));
+        let server = stub(&["--gap-us", "1000"]);
+        let files = ["--target", &server.url, "--out", text(&out), "--html", text(&html)];
+        let mut child = begun(&[arguments, &files].concat());
+        until_counted(&mut child, &server.url, "completed_requests", 50);
+        signal(child.id(), signal_name);
+        let output = ended(child);
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+        let report = json(&out);
+        let failed = failed_checks(&report);
+        let cut = ("the measurement ran to its end".to_owned(), format!("cut short: SIG{} came", &signal_name[1..]));
+        assert_eq!(failed, [cut], "{}", said(&output));
+        let summary = &report["workloads"][0]["summary"];
+        assert!(summary["counts"]["completed"].as_u64() >= Some(20), "{summary}");
+        assert!(said(&output).contains("FAIL the measurement ran to its end"), "{}", said(&output));
+        assert!(std::fs::read_to_string(&html).expect("the page").contains("cut short"));
+    }
+}
+
+#[test]
+fn a_signal_ends_the_servers_that_were_started_and_a_second_one_kills_them() {
+    let folder = folder("signal-ab");
+    let (out, logs) = (folder.join("ab.json"), folder.join("logs"));
+    let (a, b) = (described(&folder, "a", "", None), described(&folder, "b", "--gap-us 1000", None));
+    let mut args = ab(&a.file, &b.file, text(&logs));
+    args.extend(["--out", text(&out)]);
+    let at = args.iter().position(|a| *a == "tiny-4x1").expect("the workload");
+    args[at] = "long-8x8";
+    let mut child = begun(&args);
+    until_counted(&mut child, &b.url, "accepted_requests", 2);
+    signal(child.id(), "-TERM");
+    let output = ended(child);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(is_silent(&a.url) && is_silent(&b.url), "no server is left");
+    let report = json(&out);
+    assert_eq!(report["runs"][0]["variant"], "a", "what was measured is kept: {}", said(&output));
+    let failed = failed_checks(&report);
+    assert!(
+        failed.iter().any(|f| f.0 == "every server is started and measured" && f.1.contains("SIGTERM")),
+        "{failed:?}"
+    );
+
+    // A server that does not listen to SIGTERM; its children inherit that.
+    let deaf = described(&folder, "deaf", "--gap-us 20000", Some("trap \"\" TERM; $STUB & wait"));
+    let mut child = begun(&ab(&deaf.file, &a.file, text(&logs)));
+    until_counted(&mut child, &deaf.url, "accepted_requests", 2);
+    signal(child.id(), "-INT");
+    // The first has been taken when the connections of the running requests are closed.
+    until_counted(&mut child, &deaf.url, "cancelled_requests", 1);
+    signal(child.id(), "-INT");
+    let output = ended(child);
+    assert_eq!(output.status.code(), Some(130), "{}", said(&output));
+    while !is_silent(&deaf.url) {
+        std::thread::yield_now(); // the kernel ends what was killed
+    }
+}
+
+#[test]
+fn files_that_cannot_be_written_are_refused_before_anything_is_asked() {
+    let folder = folder("refused-files");
+    let server = stub(&[]);
+    let missing = folder.join("missing").join("x.json");
+    let (here, logs) = (folder.join("x.json"), folder.join("logs"));
+    let run_ = ["run", "--workload", "tiny-4x1", "--target", &server.url];
+    let record = ["record-oracle", "--workload", "tiny-4x1", "--target", &server.url];
+    let soak = ["soak", "--config", "config/cpu-test.toml", "--logs", text(&logs)];
+    let wrong: [(&[&str], Vec<&str>); 6] = [
+        (&run_, vec!["--out", text(&missing)]),
+        (&run_, vec!["--html", text(&missing)]),
+        (&run_, vec!["--out", text(&folder)]),
+        (&run_, vec!["--out", text(&here), "--html", text(&here)]),
+        (&record, vec!["--out", text(&missing)]),
+        (&soak, vec!["--oracle-out", text(&missing)]),
+    ];
+    for (command, files) in wrong {
+        let output = run(&[command, &files].concat());
+        assert!(!output.status.success() && said(&output).contains("cannot write"), "{files:?}: {}", said(&output));
+        assert!(output.stdout.is_empty(), "{}", said(&output));
+    }
+    assert_eq!(counted(&server.url, "accepted_requests"), Some(0));
+    assert!(!logs.exists() && !here.exists(), "nothing was started or written");
+}
+
+#[test]
+fn one_file_that_cannot_be_written_at_the_end_costs_neither_the_table_nor_the_other() {
+    let folder = folder("lost-file");
+    let (out, there) = (folder.join("x.json"), folder.join("there"));
+    std::fs::create_dir_all(&there).expect("a folder");
+    let server = stub(&["--gap-us", "5000"]);
+    let html = there.join("x.html");
+    let run_ = ["run", "--workload", "isolated-8", "--target", &server.url, "--warmups", "0", "--trials", "1"];
+    let mut child = begun(&[&run_[..], &["--out", text(&out), "--html", text(&html)]].concat());
+    until_counted(&mut child, &server.url, "accepted_requests", 2);
+    std::fs::remove_dir_all(&there).expect("ours");
+    let output = ended(child);
+    assert!(!output.status.success(), "{}", said(&output));
+    assert!(said(&output).contains("isolated-8") && said(&output).contains("x.html: "), "{}", said(&output));
+    assert_eq!(json(&out)["passed"], true);
+}
+
+#[test]
+fn a_fifo_stays_a_fifo_and_gets_the_whole_report() {
+    use std::os::unix::fs::FileTypeExt;
+    let folder = folder("fifo");
+    let fifo = folder.join("report");
+    let _ = std::fs::remove_file(&fifo);
+    let made = std::process::Command::new("mkfifo").arg(&fifo).status().expect("mkfifo");
+    assert!(made.success());
+    let server = stub(&[]);
+    let child = begun(&["run", "--workload", "tiny-4x1", "--target", &server.url, "--out", text(&fifo)]);
+    assert_eq!(json(&fifo)["format"], "crucible-load-report/1");
+    assert!(ended(child).status.success());
+    assert!(std::fs::metadata(&fifo).expect("it is there").file_type().is_fifo());
+}
+
+#[test]
+fn a_report_names_the_commit_that_the_program_was_built_from_wherever_it_runs() {
+    let folder = folder("elsewhere");
+    let out = folder.join("x.json");
+    let server = stub(&[]);
+    let at = |place: &Path| {
+        let args = ["run", "--workload", "tiny-4x1", "--target", &server.url, "--out", text(&out)];
+        let output = crucible(&args).current_dir(place).output().expect("the generator runs");
+        assert!(output.status.success(), "{}", said(&output));
+        json(&out)["client"]["commit"].clone()
+    };
+    assert_eq!(at(Path::new("/")), at(Path::new(env!("CARGO_MANIFEST_DIR"))));
+}
+
+#[test]
+fn pressure_is_put_only_on_the_pool_that_it_was_made_for() {
+    let server = stub(&[]);
+    let wrong = run(&["pressure", "--target", &server.url]);
+    assert!(!wrong.status.success() && said(&wrong).contains("give --config"), "{}", said(&wrong));
+    let folder = folder("pressure");
+    let (out, logs) = (folder.join("x.json"), folder.join("logs"));
+    let own = ["pressure", "--config", "config/cpu-test.toml", "--token-range", "1..300", "--logs", text(&logs)];
+    let output = run(&[&own[..], &["--out", text(&out)]].concat());
+    assert!(output.status.success(), "{}", said(&output));
+    let report = json(&out);
+    assert_eq!(report["target"]["health"]["kv_pages"], 32);
+    assert_eq!(report["options"]["server"]["config"]["limits.max_queue"], 4);
+}
