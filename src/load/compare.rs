@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::burst::Rounds;
 use super::devices::{DeviceOptions, LoadedPair};
 use super::drive::{Setup, closed_loop};
-use super::figures::Summary;
+use super::figures::{Counts, Summary};
 use super::interrupt;
 use super::launch::{LaunchError, Running};
 use super::oracle::{Oracle, Verification};
@@ -81,6 +81,8 @@ pub struct VariantRun {
     pub pages: Option<PageCheck>,
     /// Server and devices while it ran, with the medians under load.
     pub observed: Observed,
+    /// The requests of warm-ups, which are in no round.
+    pub warmups: Counts,
     /// What was measured.
     pub workloads: Vec<WorkloadReport>,
     /// The comparison with the oracle.
@@ -268,6 +270,7 @@ fn measure(
         stats_after,
         pages,
         observed,
+        warmups: measured.warmups,
         workloads: measured.workloads,
         verification: measured.verification,
         checks,
@@ -395,6 +398,7 @@ mod tests {
             stats_after: None,
             pages: None,
             observed,
+            warmups: Counts::default(),
             workloads: vec![report],
             verification: None,
             checks: vec![Check::when(tok_per_s > 55.0, "fast", format!("{tok_per_s} tok/s"))],

@@ -54,8 +54,8 @@ impl Measurement<'_> {
         let progress = bar();
         let OpenRun { measured, timeline, .. } = ask(&self.setup, &progress);
         progress.finish_and_clear();
-        let Measured { workloads, verification, checks, .. } = measured;
-        (report.observed, report.timeline) = (watch.end(), timeline);
+        let Measured { workloads, warmups, verification, checks } = measured;
+        (report.observed, report.timeline, report.warmups) = (watch.end(), timeline, warmups);
         (report.workloads, report.verification, report.checks) = (workloads, verification, checks);
         report.pages = PageCheck::after(target, report.stats_before.as_ref(), IDLE_WAIT);
         report.stats_after = target.json("/stats");

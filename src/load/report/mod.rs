@@ -14,7 +14,7 @@ pub mod table;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::figures::{Round, Summary};
+use super::figures::{Counts, Round, Summary};
 use super::oracle::Verification;
 use super::render::{Renderer, Seeding};
 use super::watch::{Observed, PageCheck};
@@ -44,6 +44,8 @@ pub struct Report {
     pub seeding: Seeding,
     /// The options of the run, as they were understood.
     pub options: Value,
+    /// The requests of warm-ups, which are in no round.
+    pub warmups: Counts,
     /// Every workload with every round.
     pub workloads: Vec<WorkloadReport>,
     /// Second by second, in open loop.
@@ -107,6 +109,7 @@ impl Report {
             target: TargetFacts::of(renderer),
             seeding: renderer.seeding(),
             options,
+            warmups: Counts::default(),
             workloads: Vec::new(),
             timeline: Vec::new(),
             observed: Observed::default(),
