@@ -178,7 +178,7 @@ fn over_time(body: &mut String, c: &Comparison) {
                 throughput(&r.variant, r.workloads.iter().flat_map(|w| &w.rounds).map(|round| (round.t_s, round)))
             };
             for (what, series) in [
-                ("output events a second, as the client received them", all(&events)),
+                ("output events a second", all(&events)),
                 ("requests waiting", all(&|r| of_server(&r.variant, &r.observed, |s| s.queued))),
                 ("KV pages in use", all(&|r| of_server(&r.variant, &r.observed, |s| s.pages_used))),
             ] {
@@ -190,13 +190,13 @@ fn over_time(body: &mut String, c: &Comparison) {
 }
 
 fn changes(body: &mut String, c: &Comparison) {
+    let mut plots = String::new();
     for (title, figure_name) in [
         ("TTFT p50, change in %", "ttft_p50_ms"),
         ("TTFT p95, change in %", "ttft_p95_ms"),
         ("gap p95, change in %", "gap_p95_ms"),
         ("output tok/s, change in %", "output_tok_per_s"),
     ] {
-        body.push_str("<div class=\"plots\">");
         let others: Vec<&str> = c.variants.iter().skip(1).map(|v| v.name.as_str()).collect();
         for chunk in c.workload_names().chunks(6) {
             let groups: Vec<BarGroup> = chunk
@@ -209,10 +209,10 @@ fn changes(body: &mut String, c: &Comparison) {
                         .collect(),
                 })
                 .collect();
-            body.push_str(&bars(title, &others, &groups));
+            plots.push_str(&bars(title, &others, &groups));
         }
-        body.push_str("</div>");
     }
+    body.push_str(&html::grid(&plots));
 }
 
 fn rounds(body: &mut String, c: &Comparison) {

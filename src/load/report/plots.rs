@@ -102,9 +102,9 @@ pub(super) fn throughput<'a>(name: &str, rounds: impl IntoIterator<Item = (f64, 
     Series::line(name, counts.chunks(together).enumerate().map(rate).collect())
 }
 
-/// The plot of one or several lines of throughput.
+/// The plot of one or several lines of throughput, as the client saw it.
 pub(super) fn throughputs(series: &[Series]) -> String {
-    lines(seconds("output events a second, as the client received them"), series)
+    lines(seconds("output events a second"), series)
 }
 
 /// One figure of the server over time.
