@@ -127,6 +127,9 @@ def soak(args, folder):
     command += ["--token-range", args.token_range, "--logs", folder / "logs"]
     if args.quick:
         command += ["--cancelled", "100", "--output-tokens", "12", "--prompt-tokens", "8,24"]
+    # Text of more words would not fit the 1,024 positions of the seed's geometry, whose tokens are bytes.
+    else:
+        command += ["--prompt-tokens", "16,64,128"]
     # The mix, and what lies around it.
     yield Job("soak", [*command, "--out", report, "--html", report.with_suffix(".html")], args.soak_s + 115, report=report)
 

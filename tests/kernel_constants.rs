@@ -9,6 +9,7 @@ use crucible::arith::exp::{C2, C3, C4, C5, C6, EXP_MAX, EXP_MIN, LN2_HI, LN2_LO,
 use crucible::arith::linear::GROUPS;
 use crucible::arith::quant::ACT_AMAX_MIN;
 use crucible::arith::select::fixed_weight;
+use crucible::backend::STEPS_IN_FLIGHT;
 use crucible::backend::cuda::args::{Epilogue, FEW_ROWS, FROM_DEVICE};
 use crucible::backend::cuda::program::Kind;
 use crucible::config::Config;
@@ -222,6 +223,8 @@ fn tiles_and_stages_are_those_that_the_launchers_reckon_with() {
         ["(D + 4)"],
         "what the shared memory of attend_decode reckons with"
     );
+    let normalised: u64 = between(&text, "const MOST_NORMALISED: usize = ", ";").parse().expect("a number");
+    assert!(normalised <= value("linear_rows_q8.cu", "ROWS"), "a block normalises rows of its own alone");
     let held = value("linear_rows_q8.cu", "HELD");
     assert!(
         text.contains(&format!("const WIDEST_NORMALISED: usize = {};", 256 * held)),
@@ -343,6 +346,16 @@ fn argument_structs_have_the_same_fields_in_the_same_places() {
         assert!(ours.len() >= 2, "{name}");
         assert_eq!(fields_of_c(&kernel(file), name), ours, "{name} of {file}");
     }
+    // One of the host's buffers for each step in flight.
+    let select = kernel("select.cu");
+    let lanes = between(&select, "struct HostOut {", "};");
+    assert!(lanes.contains(&format!("lanes[{STEPS_IN_FLIGHT}]")) && STEPS_IN_FLIGHT.is_power_of_two());
+    assert!(select.contains(&format!("host.lanes[r.lane & {}]", STEPS_IN_FLIGHT - 1)));
+    assert!(launchers.contains(&format!("pub host: [u64; {STEPS_IN_FLIGHT}]")));
+    let order = |text: &str| text.find("linear").zip(text.find("norm")).map(|(linear, norm)| linear < norm);
+    let rows = kernel("linear_rows_q8.cu");
+    assert_eq!(order(between(&rows, "struct NormedArgs {", "};")), Some(true));
+    assert_eq!(order(between(&launchers, "pub struct NormedArgs {", "}")), Some(true));
     // The host keeps a bias as two words.
     assert_eq!(fields_of_c(&kernel("select.cu"), "Bias"), [("id".to_owned(), 4), ("value".to_owned(), 4)]);
 }

@@ -252,8 +252,8 @@ pub(super) fn run(bench: &Bench, options: &Options) -> Result<Vec<Tally>, Failur
                 let rows = match (few, shape % 6, shape % 16) {
                     // Every height of the kernels for few rows, and the taller tile, at widths that choose the widest blocks.
                     (true, 0, _) => [3, 7, 16, 1][shape / 6 % 4],
-                    // Heights that several blocks share, and those that a block normalises itself.
-                    (true, 1, _) => dice.between(17, 64),
+                    // Heights that several blocks share, to the most that they do, and those that a block normalises itself.
+                    (true, 1, _) => [dice.between(17, 64), dice.between(65, 512)][usize::from(shape / 6 % 4 == 3)],
                     (true, 2, _) => {
                         if shape / 6 % 2 == 0 {
                             1
@@ -284,6 +284,15 @@ pub(super) fn run(bench: &Bench, options: &Options) -> Result<Vec<Tally>, Failur
                 } else if !few && shape % 16 == 0 {
                     let n = 64 * dice.between(67, 70);
                     case.widen(&mut dice, kind, n, 64);
+                }
+                if few && shape % 6 == 1 && shape / 6 % 2 == 0 {
+                    // Wide blocks too, gate and up as whole activation blocks.
+                    let (n, k) = (64 * dice.between(40, 60), 32 * dice.pick(&[1, 3, 9]));
+                    case.widen(&mut dice, kind, n, k);
+                }
+                if few && !bench.kernels.takes_rows(kind, rows, case.n, case.k) {
+                    // Fewer multiprocessors than an H200's: so many rows go to tiles.
+                    continue;
                 }
                 let got = case.got(bench, kind, few)?;
                 let want = if few && case.quantised(bench, kind) { case.want_quantised(kind) } else { case.want(kind) };
