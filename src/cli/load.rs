@@ -6,6 +6,7 @@
 
 mod args;
 mod checks;
+mod commands;
 mod compared;
 mod one;
 mod ready;
@@ -18,8 +19,9 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-pub use args::LoadArgs as Args;
-use args::{ClientArgs, JudgeArgs, LoadCommand, MixArgs, OracleArgs, OutputArgs, SelftestArgs, ServerArgs, StubArgs};
+use args::{ClientArgs, JudgeArgs, MixArgs, OutputArgs, ServerArgs};
+pub use commands::LoadArgs as Args;
+use commands::{LoadCommand, OracleArgs, SelftestArgs, StubArgs};
 use ready::{connect, runnable};
 
 use super::Outcome;
@@ -160,18 +162,19 @@ struct Started {
     running: Running,
 }
 
-/// Starts one; its output goes to a file of its name.
+/// Starts one; its output goes to a file of its name, and its small answers must come within `timeout`.
 fn start(
     name: &str,
     args: &ServerArgs,
     config: &Path,
     settings: &[String],
     api_key: Option<&String>,
+    timeout: Duration,
 ) -> Result<Started, Failure> {
     let mut variant = Variant::serve(name, &binary(args, 0, 1)?, config, settings)?;
     variant.hash()?;
     std::fs::create_dir_all(&args.logs)?;
-    let target = Target::new(&variant.url, api_key.cloned())?;
+    let target = Target::new(&variant.url, api_key.cloned())?.within(timeout);
     let mut running = Running::start(&variant, &target, &args.logs.join(format!("{name}.log")))?;
     running.wait_ready(&target, &variant.ready, Duration::from_secs(args.ready_s))?;
     Ok(Started { variant, target, running })

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::limits;
 use super::rng::SplitMix64;
+use super::{file, limits};
 
 /// The law of the arrivals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -122,7 +122,7 @@ pub enum TraceError {
 /// # Errors
 /// The file cannot be read, a line is wrong, or there is none.
 pub fn read_trace(path: &Path) -> Result<Vec<TraceEntry>, TraceError> {
-    let text = std::fs::read_to_string(path).map_err(|source| TraceError::Read { path: path.to_owned(), source })?;
+    let text = file::read(path).map_err(|source| TraceError::Read { path: path.to_owned(), source })?;
     let mut entries = Vec::new();
     for (index, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
         let wrong = |message: String| TraceError::Line { path: path.to_owned(), line: index + 1, message };

@@ -236,7 +236,7 @@ fn measure(
     progress.set_position(0);
     progress.set_message(format!("{} starts", variant.name));
     let log = logs.join(format!("{}-{pair}.log", variant.name.replace(['/', ' '], "-")));
-    let target = Target::new(&variant.url, options.api_key.clone())?;
+    let target = Target::new(&variant.url, options.api_key.clone())?.within(options.timeout);
     let mut running = Running::start(variant, &target, &log)?;
     running.wait_ready(&target, &variant.ready, options.ready_wait)?;
     let mut dialects = vec![variant.dialect];

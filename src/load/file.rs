@@ -4,10 +4,12 @@
 //! terminal or a device is written in place.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+
+use super::limits;
 
 /// A file cannot be written.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +102,24 @@ pub fn check<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Result<(), WriteE
     Ok(())
 }
 
+/// Reads a text that a measurement begins with.
+///
+/// # Errors
+/// It cannot be read, is no UTF-8 or has more than `limits::FILE_BYTES`.
+pub fn read(path: &Path) -> std::io::Result<String> {
+    read_at_most(path, limits::FILE_BYTES.max)
+}
+
+fn read_at_most(path: &Path, most: u64) -> std::io::Result<String> {
+    let mut text = String::new();
+    // One byte more tells a file that is too long, or has no end, from one that just fits.
+    File::open(path)?.take(most + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > most {
+        return Err(std::io::Error::other(format!("it has more than {most} bytes; split it")));
+    }
+    Ok(text)
+}
+
 /// Writes a file, whole or not at all where it is a regular one.
 ///
 /// # Errors
@@ -169,6 +189,16 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&file).expect("read"), "new");
         assert_eq!(names(&folder), ["ahead", "file", "later", "link"], "nothing temporary is left");
         std::fs::remove_dir_all(&folder).expect("ours");
+    }
+
+    #[test]
+    fn a_file_past_the_bound_or_without_an_end_is_refused() {
+        let file = scratch("bound").join("file");
+        std::fs::write(&file, "12345").expect("written");
+        assert_eq!(read_at_most(&file, 5).expect("it fits"), "12345");
+        assert!(read_at_most(&file, 4).expect_err("refused").to_string().contains("more than 4 bytes"));
+        assert!(read_at_most(Path::new("/dev/zero"), 1000).is_err());
+        std::fs::remove_dir_all(file.parent().expect("a folder")).expect("ours");
     }
 
     #[test]

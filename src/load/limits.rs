@@ -27,6 +27,8 @@ const fn positive(max: f64) -> Real {
     Real { above: 0.0, max }
 }
 
+/// Bytes of a file that is read: workloads, a trace, an oracle, a configuration to compare.
+pub const FILE_BYTES: Whole = whole(0, 1 << 28);
 /// Worker threads of the client or of the stub.
 pub const THREADS: Whole = whole(1, 256);
 /// `--timeout-s`: event times are microseconds in 32 bits, which hold an hour.

@@ -185,9 +185,9 @@ impl Oracle {
     /// # Errors
     /// The file cannot be read or is no oracle of this form.
     pub fn read(path: &Path) -> Result<Self, OracleError> {
-        let bytes = std::fs::read(path).map_err(|source| OracleError::Io { path: path.to_owned(), source })?;
+        let text = file::read(path).map_err(|source| OracleError::Io { path: path.to_owned(), source })?;
         let invalid = |message: String| OracleError::Invalid { path: path.to_owned(), message };
-        let oracle: Self = serde_json::from_slice(&bytes).map_err(|e| invalid(e.to_string()))?;
+        let oracle: Self = serde_json::from_str(&text).map_err(|e| invalid(e.to_string()))?;
         if oracle.format != FORMAT {
             return Err(invalid(format!("its format is {}", oracle.format)));
         }

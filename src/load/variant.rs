@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 
 use super::dialect::Dialect;
+use super::file;
 use super::launch::{LaunchError, io};
 use crate::config::{Document, Entry, Written};
 use crate::model::pull::sha256;
@@ -55,7 +56,7 @@ impl Variant {
     /// # Errors
     /// The configuration cannot be read, or no port is free.
     pub fn serve(name: &str, binary: &Path, config: &Path, settings: &[String]) -> Result<Self, LaunchError> {
-        let set = std::fs::read_to_string(config).map_err(io(format!("cannot read {}", config.display())))?;
+        let set = file::read(config).map_err(io(format!("cannot read {}", config.display())))?;
         let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).map_err(io("no free port"))?.port();
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let mut command = vec![text(binary), "serve".into(), "--config".into(), text(config)];
@@ -74,7 +75,7 @@ impl Variant {
     /// # Errors
     /// The file cannot be read or its variant form is wrong.
     pub fn from_file(path: &Path, binary: &Path, dialect: Option<Dialect>) -> Result<Self, LaunchError> {
-        let text = std::fs::read_to_string(path).map_err(io(format!("cannot read {}", path.display())))?;
+        let text = file::read(path).map_err(io(format!("cannot read {}", path.display())))?;
         let wrong = |message: String| LaunchError::Variant { path: path.to_owned(), message };
         let table: toml::Table = toml::from_str(&text).map_err(|e| wrong(e.to_string()))?;
         let stem = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::dialect::{Dialect, Policy};
-use super::limits;
 use super::rng::SplitMix64;
+use super::{file, limits};
 
 /// Generated tokens of a request unless its workload says otherwise.
 pub const OUTPUT_TOKENS_DEFAULT: u32 = 64;
@@ -292,7 +292,7 @@ fn greedy() -> Policy {
 /// # Errors
 /// The file cannot be read, has unknown keys, or a workload without requests, with zero lengths or with negative times.
 pub fn from_file(path: &Path) -> Result<Vec<Workload>, WorkloadError> {
-    let text = std::fs::read_to_string(path).map_err(|source| WorkloadError::Read { path: path.to_owned(), source })?;
+    let text = file::read(path).map_err(|source| WorkloadError::Read { path: path.to_owned(), source })?;
     from_toml(&text).map_err(|message| WorkloadError::Invalid { path: path.to_owned(), message })
 }
 

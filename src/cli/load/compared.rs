@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::args::{ClientArgs, DeviceArgs, JudgeArgs, OutputArgs, PairArgs, RunArgs, SweepArgs, WorkloadArgs};
+use super::args::{ClientArgs, DeviceArgs, JudgeArgs, OutputArgs, PairArgs, WorkloadArgs};
+use super::commands::{RunArgs, SweepArgs};
 use super::{Failure, Outcome, bar, binary, client_facts, exit, publish, workloads_of};
 use crate::load::compare::{CompareOptions, compare};
 use crate::load::oracle::Oracle;

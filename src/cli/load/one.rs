@@ -3,7 +3,8 @@
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
-use super::args::{ClientArgs, DeviceArgs, JudgeArgs, OpenArgs, OutputArgs, PressureArgs, RunArgs};
+use super::args::{ClientArgs, DeviceArgs, JudgeArgs, OutputArgs};
+use super::commands::{OpenArgs, PressureArgs, RunArgs};
 use super::ready::{connect, oracle_of, runnable};
 use super::{
     Failure, IDLE_WAIT, Outcome, Started, bar, checks, client_facts, exit, mix, publish, setup, start, workloads_of,
@@ -173,7 +174,8 @@ pub fn pressure(args: &PressureArgs) -> Outcome {
         Some(config) => {
             let own = [format!("kv.pages={pages}"), format!("limits.max_queue={queue}")];
             let settings = [args.settings.as_slice(), &own].concat();
-            Some(start("pressure", &args.servers, config, &settings, ask.target.api_key.as_ref())?)
+            let (key, timeout) = (ask.target.api_key.as_ref(), ask.target.client.timeout());
+            Some(start("pressure", &args.servers, config, &settings, key, timeout)?)
         }
         None if !args.servers.binary.is_empty() => return Err("--binary starts a server; give --config too".into()),
         None => None,

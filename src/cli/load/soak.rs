@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::args::SoakArgs;
+use super::commands::SoakArgs;
 use super::{Failure, Outcome, Started, bar, client_facts, exit, mix, publish, setup_alone, start};
 use crate::config::Config;
 use crate::load::drive::{Setup, record_oracle};
@@ -24,7 +24,7 @@ pub fn run(args: &SoakArgs) -> Outcome {
     let recorded = args.verify.as_deref().map(Oracle::read).transpose()?;
     let client = client_facts(args.client.threads, args.capacity)?;
     let Started { variant, target, mut running } =
-        start("soak", &args.servers, &args.config, &args.settings, args.api_key.as_ref())?;
+        start("soak", &args.servers, &args.config, &args.settings, args.api_key.as_ref(), args.client.timeout())?;
     let begin = Instant::now();
     let memory = MemoryWatch::begin(running.id(), begin, || interrupt::raise("the server ended"));
     let renderer = Renderer::connect(target, None, &mix.dialects, args.client.seeding())?;

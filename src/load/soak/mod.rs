@@ -195,7 +195,7 @@ impl SoakRun<'_> {
         (capacity, phases)
     }
 
-    /// Open-loop traffic at a rate, window after window.
+    /// Open-loop traffic at a rate, window after window; none where a window would hold more requests than a run can.
     fn open(&self, name: &'static str, rate: f64, windows: &[f64], progress: &ProgressBar) -> Phase {
         let arrivals = Arrivals { law: Law::Poisson, rate, burst: 1 };
         let seed = self.setup.renderer.seeding().seed;
@@ -209,6 +209,10 @@ impl SoakRun<'_> {
                 (round, run.measured.verification.unwrap_or_default())
             })
         };
+        if let Err(why) = windows.iter().try_for_each(|&seconds| arrivals.check(seconds)) {
+            say(progress, &format!("{name} is left out: {why}"));
+            return Phase { name, rate_per_s: Some(rate), windows: Vec::new() };
+        }
         let done = windows.iter().enumerate().take_while(|_| !interrupt::raised()).map(one).collect();
         Phase { name, rate_per_s: Some(rate), windows: done }
     }
