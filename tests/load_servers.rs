@@ -158,7 +158,7 @@ fn a_signal_ends_a_run_with_what_was_measured_and_says_so() {
 fn a_signal_ends_the_servers_that_were_started_and_a_second_one_kills_them() {
     let folder = folder("signal-ab");
     let (out, logs) = (folder.join("ab.json"), folder.join("logs"));
-    let (a, b) = (described(&folder, "a", "", None), described(&folder, "b", "--gap-us 1000", None));
+    let (a, b) = (described(&folder, "a", "", None), described(&folder, "b", "--gap-us 500000", None));
     let mut args = ab(&a.file, &b.file, text(&logs));
     args.extend(["--out", text(&out)]);
     let at = args.iter().position(|a| *a == "tiny-4x1").expect("the workload");
@@ -178,7 +178,7 @@ fn a_signal_ends_the_servers_that_were_started_and_a_second_one_kills_them() {
     );
 
     // A server that does not listen to SIGTERM; its children inherit that.
-    let deaf = described(&folder, "deaf", "--gap-us 20000", Some("trap \"\" TERM; $STUB & wait"));
+    let deaf = described(&folder, "deaf", "--gap-us 500000", Some("trap \"\" TERM; $STUB & wait"));
     let mut child = begun(&ab(&deaf.file, &a.file, text(&logs)));
     until_counted(&mut child, &deaf.url, "accepted_requests", 2);
     signal(child.id(), "-INT");
