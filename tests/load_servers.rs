@@ -132,7 +132,7 @@ fn every_flag_of_a_comparison_does_something_or_is_refused() {
 fn a_signal_ends_a_run_with_what_was_measured_and_says_so() {
     for (name, arguments, signal_name) in [
         ("run", &["run", "--workload", "tiny-4x1", "--warmups", "0", "--trials", "10000"][..], "-INT"),
-        ("sustained", &["sustained", "--rate", "100", "--duration-s", "3600", "--output-tokens", "4"], "-TERM"),
+        ("sustained", &["sustained", "--rate", "100", "--duration-s", "300", "--output-tokens", "4"], "-TERM"),
     ] {
         let folder = folder(&format!("signal-{name}"));
         let (out, html) = (folder.join("report.json"), folder.join("report.html"));
