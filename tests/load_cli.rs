@@ -135,6 +135,10 @@ fn a_trace_is_replayed_at_its_own_times_and_lengths() {
     ]);
     assert!(output.status.success(), "{}", said(&output));
     let report = json(&out);
+    let options = &report["options"];
+    for own in ["/mix/prompts", "/mix/output", "/mix/variants", "/arrivals", "/duration_s"] {
+        assert!(options.pointer(own).is_some_and(Value::is_null), "{own} is the trace's: {options}");
+    }
     let requests = report["workloads"][0]["rounds"][0]["requests"].as_array().expect("requests").clone();
     let seen: Vec<(f64, u64)> = requests
         .iter()

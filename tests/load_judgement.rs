@@ -46,7 +46,11 @@ fn closed(url: &str) -> Vec<&str> {
 }
 
 /// Native answers; everything but generations by `others`.
-fn native_with(generate: fn(&Request) -> Vec<u8>, others: fn(&Request) -> Vec<u8>) -> Fake {
+fn native_with<G, O>(generate: G, others: O) -> Fake
+where
+    G: Fn(&Request) -> Vec<u8> + Send + Sync + 'static,
+    O: Fn(&Request) -> Vec<u8> + Send + Sync + 'static,
+{
     Fake::start(move |request| if request.path == "/v1/generate/stream" { generate(request) } else { others(request) })
 }
 
@@ -134,6 +138,117 @@ fn statistics_that_vanish_or_begin_anew_during_a_run_fail_its_checks() {
         },
     );
     fails(&args(&restarted.url), &["FAIL the server's account balances", "was the server started again?"]);
+}
+
+#[test]
+fn a_server_that_was_started_again_during_a_run_fails_its_account_even_when_it_balances() {
+    let aged = |request: &Request, uptime: f64| {
+        let mut told = stats(request.generation);
+        told["uptime_seconds"] = json!(uptime);
+        json_of(&told)
+    };
+    let restarted = native_with(
+        |request| native(asked(request)),
+        match_stats(move |request| aged(request, if request.generation < 2 { 100.0 } else { 2.0 })),
+    );
+    fails(&closed(&restarted.url), &["FAIL the server's account balances", "uptime_seconds grew by -98.0"]);
+    let same = native_with(|request| native(asked(request)), match_stats(move |request| aged(request, 100.0)));
+    let output = load(&closed(&same.url));
+    assert!(output.status.success(), "{}", said(&output));
+}
+
+/// The statistics by `told`, and nothing else.
+fn match_stats(told: impl Fn(&Request) -> Vec<u8>) -> impl Fn(&Request) -> Vec<u8> {
+    move |request| if request.path == "/stats" { told(request) } else { missing() }
+}
+
+/// An open loop of native requests.
+fn open<'a>(url: &'a str, own: &[&'a str]) -> Vec<&'a str> {
+    let common = ["sustained", "--target", url, "--dialects", "native", "--duration-s", "0.5", "--output-tokens", "2"];
+    [&common[..], own].concat()
+}
+
+#[test]
+fn a_run_in_which_nothing_completed_has_failed_even_when_all_of_it_was_cancelled() {
+    let good = native_with(|request| native(asked(request)), |_| missing());
+    let all = ["--rate", "40", "--cancel-every", "1", "--cancel-at", "0"];
+    fails(&open(&good.url, &all), &["FAIL requests complete, with tokens", "none of ", ", 0 refused, ", " cancelled, 0 failed"]);
+}
+
+#[test]
+fn more_tokens_than_asked_for_and_counts_that_are_none_are_failures() {
+    let after_the_probe = |request: &Request, tokens: usize, count: i64| match request.generation {
+        0 => native(asked(request)),
+        _ => {
+            let one = "event: token\ndata: {\"token_id\":7,\"text\":\"a\"}\n\n".repeat(tokens);
+            stream(&format!("{one}event: done\ndata: {{\"tokens_generated\":{count},\"text\":\"\"}}\n\n"))
+        }
+    };
+    let much = native_with(move |request| after_the_probe(request, 17, 17), |_| missing());
+    fails(
+        &closed(&much.url),
+        &["FAIL no request fails", "17 tokens came for 1 asked for; the target ignores max_tokens"],
+    );
+    let negative = native_with(move |request| after_the_probe(request, 1, -3), |_| missing());
+    fails(&closed(&negative.url), &["FAIL no request fails", "the server's count of tokens is -3"]);
+    let error = |request: &Request| match request.generation {
+        0 => native(asked(request)),
+        _ => respond("200 OK", "content-type: application/json\r\n", ENGINE_FAILED),
+    };
+    let error = native_with(error, |_| missing());
+    fails(&closed(&error.url), &["the answer is no stream of events: ", "the engine is dead"]);
+}
+
+#[test]
+fn failed_requests_of_the_calibration_fail_the_run_and_are_counted() {
+    // The probe is the first; the twenty that follow it are the calibration's.
+    let cold = |request: &Request| match request.generation {
+        1..=20 => respond("500 Internal Server Error", "", "cold"),
+        _ => native(asked(request)),
+    };
+    let cold = native_with(cold, |_| missing());
+    let out = file("calibration.json");
+    let own = ["--calibrate-s", "0.5", "--calibrate-concurrency", "2", "--factor", "0.1", "--out", text(&out)];
+    fails(
+        &open(&cold.url, &own),
+        &["FAIL no request fails while the capacity is measured", "20 of ", "status 500: cold"],
+    );
+    let report: Value = serde_json::from_slice(&std::fs::read(&out).expect("a report")).expect("JSON");
+    assert_eq!(report["warmups"]["failed"], 20, "{}", report["warmups"]);
+    assert!(report["options"]["arrivals"]["burst"].is_null(), "nothing came in bursts");
+    let dead = native_with(
+        |request| if request.generation == 0 { native(asked(request)) } else { respond("500 Oh", "", "dead") },
+        |_| missing(),
+    );
+    fails(&open(&dead.url, &["--calibrate-s", "0.2"]), &["no request completed while", "first: status 500: dead"]);
+}
+
+#[test]
+fn a_calibration_that_is_ended_leaves_a_report() {
+    let (asked_often, often) = std::sync::mpsc::channel();
+    let slow = Fake::start(move |request| match request.path.as_str() {
+        "/v1/generate/stream" => {
+            let _ = asked_often.send(request.generation);
+            native(asked(request))
+        }
+        _ => missing(),
+    });
+    let (out, html) = (file("ended.json"), file("ended.html"));
+    for stale in [&out, &html] {
+        let _ = std::fs::remove_file(stale);
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_crucible"));
+    command.arg("load").args(open(&slow.url, &["--calibrate-s", "3600", "--out", text(&out), "--html", text(&html)]));
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+    while often.recv().expect("a request") < 40 {}
+    let told = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().expect("kill");
+    assert!(told.success());
+    let output = child.wait_with_output().expect("its end");
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("FAIL the measurement ran to its end"), "{}", said(&output));
+    let report: Value = serde_json::from_slice(&std::fs::read(&out).expect("a report")).expect("JSON");
+    assert!(report["warmups"]["completed"].as_u64() >= Some(20), "{}", report["warmups"]);
+    assert!(std::fs::read_to_string(&html).expect("a page").contains("cut short: SIGTERM came"));
 }
 
 #[test]
@@ -234,7 +349,7 @@ fn what_is_given_up_for_a_target_is_said_at_the_start_and_in_the_report() {
     assert!(output.status.success(), "{said}");
     for note in [
         "note: openai-completions: token ids are not taken, so prompts are words",
-        "note: openai-completions: ignore_eos is not taken, so answers may end early",
+        "note: openai-completions: ignore_eos is not taken or does nothing, so answers may end early",
         "note: the target has no /stats",
         "ok   requests are what the target takes",
     ] {
@@ -337,11 +452,25 @@ fn flags_that_would_do_nothing_are_refused() {
         &["sustained", "--rate", "5", "--factor", "2"],
         &["sustained", "--trace", "t.jsonl", "--duration-s", "5"],
         &["stub", "--gap-us", "5", "--each-event"],
+        &["run", "--workload", "tiny-2x1", "--logs", "l"],
+        &["run", "--workload", "tiny-2x1", "--ready-s", "5"],
+        &["pressure", "--logs", "l"],
+        &["record-oracle", "--out", "target/o.json", "--workload", "tiny-2x1", "--cancel-every", "17"],
+        &["record-oracle", "--out", "target/o.json", "--workload", "tiny-2x1", "--policies", "greedy"],
+        &["record-oracle", "--out", "target/o.json", "--workload", "tiny-2x1", "--prompt-tokens", "16"],
+        &["record-oracle", "--out", "target/o.json", "--workload", "tiny-2x1", "--dialects", "native"],
+        &["record-oracle", "--out", "target/o.json", "--workload", "sustained", "--warmups", "3"],
+        &["record-oracle", "--out", "target/o.json", "--workload", "sustained", "--trials", "1"],
+        &["record-oracle", "--out", "target/o.json", "--workload", "sustained", "--prompts", "same"],
+        &["sustained", "--cancel-at", "900tok", "--output-tokens", "16"],
+        &["pressure", "--config", "config/cpu-test.toml", "--set", "kv.pages=99"],
+        &["pressure", "--config", "config/cpu-test.toml", "--set", "limits.max_queue=9"],
     ] {
         let output = load(args);
         assert!(!output.status.success(), "{args:?}");
         let said = said(&output);
-        assert!(["belongs to", "cannot be used with", "judges the native"].iter().any(|w| said.contains(w)), "{said}");
+        let words = ["belongs to", "cannot be used with", "judges the native", "never comes", "is what --expect-"];
+        assert!(words.iter().any(|w| said.contains(w)), "{args:?}: {said}");
     }
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("an address").to_string();

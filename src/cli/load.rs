@@ -31,7 +31,7 @@ use crate::load::file;
 use crate::load::interrupt;
 use crate::load::launch::Running;
 use crate::load::limits;
-use crate::load::open::Mix;
+use crate::load::open::{Mix, SUSTAINED_PROMPTS};
 use crate::load::oracle::Oracle;
 use crate::load::render::Renderer;
 use crate::load::report::{ClientFacts, table};
@@ -43,6 +43,10 @@ use crate::load::workload::{STANDARD, Workload, from_file, select};
 
 /// A server gets this long to become idle before its pages are counted.
 const IDLE_WAIT: Duration = Duration::from_secs(15);
+/// Distinct prompts of each kind of a mix.
+const PROMPT_VARIANTS: u64 = 4;
+/// Every so many-th request of a mix is cancelled.
+const CANCEL_EVERY: usize = 17;
 /// Between two looks of whoever watches the bar.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -173,26 +177,29 @@ fn start(
 ) -> Result<Started, Failure> {
     let mut variant = Variant::serve(name, &binary(args, 0, 1)?, config, settings)?;
     variant.hash()?;
-    std::fs::create_dir_all(&args.logs)?;
+    std::fs::create_dir_all(args.logs())?;
     let target = Target::new(&variant.url, api_key.cloned())?.within(timeout);
-    let mut running = Running::start(&variant, &target, &args.logs.join(format!("{name}.log")))?;
-    running.wait_ready(&target, &variant.ready, Duration::from_secs(args.ready_s))?;
+    let mut running = Running::start(&variant, &target, &args.logs().join(format!("{name}.log")))?;
+    running.wait_ready(&target, &variant.ready, args.ready_wait())?;
     Ok(Started { variant, target, running })
 }
 
+/// The mix with answers of its own length.
 fn mix(args: &MixArgs) -> Result<Mix, Failure> {
-    if args.prompt_tokens.is_empty() {
-        return Err("--prompt-tokens must name a length".into());
-    }
+    mix_up_to(args, args.output())
+}
+
+/// The mix with answers of at most so many tokens, as a trace has them.
+fn mix_up_to(args: &MixArgs, longest: u32) -> Result<Mix, Failure> {
     let or_all = |given: &[Dialect]| if given.is_empty() { Dialect::ALL.to_vec() } else { given.to_vec() };
     let mix = Mix {
         dialects: or_all(&args.dialects),
         policies: if args.policies.is_empty() { Policy::ALL.to_vec() } else { args.policies.clone() },
-        prompts: args.prompt_tokens.clone(),
-        output: args.output_tokens,
-        variants: args.prompt_variants,
-        cancel_every: args.cancel_every,
-        cancel_at: args.cancel_at.clone(),
+        prompts: if args.prompt_tokens.is_empty() { SUSTAINED_PROMPTS.to_vec() } else { args.prompt_tokens.clone() },
+        output: args.output(),
+        variants: args.prompt_variants.unwrap_or(PROMPT_VARIANTS),
+        cancel_every: args.cancel_every.unwrap_or(CANCEL_EVERY),
+        cancel_at: args.cancel_points(longest)?,
     };
     let kinds = mix.dialects.len() * mix.policies.len() * mix.prompts.len();
     limits::RUN_REQUESTS
@@ -205,6 +212,12 @@ fn oracle(args: &OracleArgs) -> Outcome {
     let mix = mix(&args.mix)?;
     let names: Vec<&str> = args.work.workload.split(',').map(str::trim).filter(|n| *n != "sustained").collect();
     let with_mix = args.work.workload.split(',').any(|n| n.trim() == "sustained");
+    if let Some(flag) = args.mix.given().filter(|_| !with_mix) {
+        return Err(format!("{flag} belongs to the mix; add sustained to --workload, or leave it out").into());
+    }
+    if let Some(flag) = args.work.given().filter(|_| names.is_empty()) {
+        return Err(format!("{flag} belongs to closed-loop workloads and the mix has none; leave it out").into());
+    }
     let workloads = if names.is_empty() && with_mix {
         Vec::new()
     } else {

@@ -74,6 +74,8 @@ struct Reading {
     done: bool,
     error: Option<String>,
     error_body: Vec<u8>,
+    /// Whether the body is events; known from its first byte on.
+    is_events: Option<bool>,
     milestone: Option<Milestone>,
     cancel_at: Option<u32>,
     length: Length,
@@ -98,6 +100,7 @@ impl Answer {
             done: false,
             error: None,
             error_body: Vec::new(),
+            is_events: None,
             milestone: job.milestone.clone(),
             cancel_at,
             length: job.wire.length,
@@ -111,7 +114,7 @@ impl Answer {
         self.reading.now = now;
         let (sse, reading) = (&mut self.sse, &mut self.reading);
         let fed = self.http.feed(bytes, &mut |status, body| {
-            if status == 200 {
+            if status == 200 && reading.is_events(body) {
                 sse.feed(body, &mut |event| reading.event(event));
             } else {
                 let room = ERROR_BODY_BYTES_MAX.saturating_sub(reading.error_body.len());
@@ -203,6 +206,9 @@ impl Reading {
 
     /// What is wrong with a stream that ended without an error.
     fn wrong_end(&self) -> Option<String> {
+        if !self.error_body.is_empty() {
+            return Some(format!("the answer is no stream of events: {}", String::from_utf8_lossy(&self.error_body)));
+        }
         if !self.done {
             return Some("the stream ended without its last event".into());
         }
@@ -213,12 +219,23 @@ impl Reading {
         }
         // Without a count of the server's, one event of text may be several tokens.
         let known = counted.is_some() || self.dialect == Dialect::Native || events == 0;
-        match self.length {
-            Length::Exactly(asked) if known && self.tokens() < asked => {
-                Some(format!("{} of {asked} tokens came, although the request says ignore_eos", self.tokens()))
-            }
-            Length::Exactly(_) | Length::AtMost(_) => None,
+        let (tokens, asked) = (self.tokens(), self.length.most());
+        if known && tokens > asked {
+            return Some(format!("{tokens} tokens came for {asked} asked for; the target ignores max_tokens"));
         }
+        if counted == Some(0) && events > 0 {
+            return Some(format!("{events} output events came, and the server counts 0 tokens"));
+        }
+        let short = known && tokens < asked && matches!(self.length, Length::Exactly(_));
+        short.then(|| format!("{tokens} of {asked} tokens came, although the request says ignore_eos"))
+    }
+
+    /// No line of a stream of events begins as JSON or HTML does.
+    fn is_events(&mut self, body: &[u8]) -> bool {
+        if self.is_events.is_none() {
+            self.is_events = body.trim_ascii_start().first().map(|first| !b"{[<".contains(first));
+        }
+        self.is_events.unwrap_or(true)
     }
 
     fn event(&mut self, event: SseEvent<'_>) {
@@ -324,6 +341,9 @@ mod tests {
         assert_eq!(native(Length::AtMost(2), &done(0)), Ok(()), "the model may end it at once");
         let other = native(Length::Exactly(2), &format!("{TOKEN}{}", done(2)));
         assert_eq!(other, Err("1 token events came, and the done event counts 2".into()));
+        let more = native(Length::Exactly(1), &format!("{}{}", TOKEN.repeat(17), done(17)));
+        assert_eq!(more, Err("17 tokens came for 1 asked for; the target ignores max_tokens".into()));
+        assert!(native(Length::AtMost(1), &two).is_err_and(|e| e.starts_with("2 tokens came for 1")));
         let endless = native(Length::Exactly(2), &TOKEN.repeat(30));
         assert!(endless.is_err_and(|e| e.contains("ignores max_tokens")));
     }
@@ -338,9 +358,34 @@ mod tests {
         let end = "data: [DONE]";
         assert_eq!(openai(&[delta, &usage(2), end]), Ok(()));
         assert!(openai(&[delta, &usage(1), end]).is_err_and(|e| e.starts_with("1 of 2 tokens")));
+        assert!(openai(&[delta, &usage(3), end]).is_err_and(|e| e.starts_with("3 tokens came for 2")));
+        assert!(openai(&[delta, &usage(0), end]).is_err_and(|e| e.contains("the server counts 0 tokens")));
         assert_eq!(openai(&[delta, end]), Ok(()), "one event may be two tokens where nobody counts them");
         assert!(openai(&[end]).is_err_and(|e| e.starts_with("0 of 2 tokens")));
         assert!(openai(&[delta, "data: <html>", end]).is_err_and(|e| e.contains("no JSON: <html>")));
+    }
+
+    #[test]
+    fn a_count_that_is_no_count_is_a_failure() {
+        for (count, shown) in [("-3", "-3"), ("1.5", "1.5"), ("\"2\"", "\"2\"")] {
+            let done = format!("event: done\ndata: {{\"tokens_generated\":{count},\"text\":\"\"}}\n\n");
+            let broken = native(Length::Exactly(1), &format!("{TOKEN}{done}"));
+            assert_eq!(broken, Err(format!("the server's count of tokens is {shown}")));
+        }
+        let usage = r#"data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":-1}}"#;
+        let openai = format!("data: {{\"choices\":[{{\"text\":\"a\"}}]}}\n\n{usage}\n\ndata: [DONE]\n\n");
+        let broken = stream(Dialect::OpenaiCompletions, Length::Exactly(1), &openai);
+        assert_eq!(broken, Err("the server's count of tokens is -1".into()));
+    }
+
+    #[test]
+    fn an_error_in_an_answer_that_says_200_is_told() {
+        let broken = native(Length::Exactly(1), "{\"error\":{\"message\":\"the engine is dead\"}}");
+        assert!(
+            broken.is_err_and(
+                |e| e.starts_with("the answer is no stream of events: {\"error\":{\"message\":\"the engine")
+            )
+        );
     }
 
     #[test]

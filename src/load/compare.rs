@@ -2,7 +2,7 @@
 //! other round, and each variant is compared with the control of the same round. All rounds are kept, also when a later start fails.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use serde::Serialize;
@@ -248,16 +248,16 @@ fn measure(
     let (threads, timeout) = (options.client.threads, options.timeout);
     let (objectives, oracle) = (options.objectives.as_slice(), options.oracle.as_ref());
     let setup = Setup { renderer: &renderer, threads, timeout, objectives, oracle };
-    let (facts, stats_before) = (TargetFacts::of(&renderer), target.json("/stats"));
+    let (facts, stats_before, begun) = (TargetFacts::of(&renderer), target.json("/stats"), Instant::now());
     let watch = Watch::begin(target.clone(), &options.devices)?;
     let measured = closed_loop(&setup, &options.workloads, options.rounds, progress);
     let observed = watch.end();
     let cut_short = interrupt::raised();
     let pages = PageCheck::after(&target, stats_before.as_ref(), IDLE_WAIT);
-    let stats_after = target.json("/stats");
+    let (elapsed, stats_after) = (begun.elapsed(), target.json("/stats"));
     let mut checks = Vec::from(check::of_requests(&measured.workloads));
     checks.extend(check::of_pages(stats_before.as_ref(), pages.as_ref()));
-    checks.extend(check::of_account(stats_before.as_ref(), stats_after.as_ref()));
+    checks.extend(check::of_account(stats_before.as_ref(), stats_after.as_ref(), elapsed));
     checks.extend(measured.verification.as_ref().map(check::of_verification));
     checks.extend(measured.checks);
     Ok(VariantRun {

@@ -298,7 +298,7 @@ fn native(capture: Capture, event: SseEvent<'_>) -> Meaning {
                 return Meaning::Error(format!("the done event is no JSON object: {}", shown(event.data)));
             }
             let text = if capture == Capture::Outputs { string_at(&value, "/text") } else { String::new() };
-            Meaning::Done { text, output: u32_at(&value, "/tokens_generated") }
+            counted(&value, "/tokens_generated", |output| Meaning::Done { text, output })
         }
         b"error" => Meaning::Error(String::from_utf8_lossy(event.data).into_owned()),
         _ => Meaning::Nothing,
@@ -315,8 +315,8 @@ fn openai(capture: Capture, event: SseEvent<'_>, text_key: &[u8]) -> Meaning {
         let no_choices = value.pointer("/choices").and_then(Value::as_array).is_none_or(Vec::is_empty);
         let ends = value.pointer("/choices/0/finish_reason").is_some_and(|f| !f.is_null());
         if no_choices || (ends && !has_nonempty_string_after(event.data, text_key)) {
-            let (prompt, output) = (u32_at(&value, "/usage/prompt_tokens"), u32_at(&value, "/usage/completion_tokens"));
-            return Meaning::Usage { prompt, output };
+            let prompt = u32_at(&value, "/usage/prompt_tokens");
+            return counted(&value, "/usage/completion_tokens", |output| Meaning::Usage { prompt, output });
         }
     }
     if has_nonempty_string_after(event.data, text_key) {
@@ -347,7 +347,9 @@ fn anthropic(capture: Capture, event: SseEvent<'_>) -> Meaning {
         b"message_start" => {
             Meaning::Usage { prompt: u32_at(&parse(event.data), "/message/usage/input_tokens"), output: None }
         }
-        b"message_delta" => Meaning::Usage { prompt: None, output: u32_at(&parse(event.data), "/usage/output_tokens") },
+        b"message_delta" => {
+            counted(&parse(event.data), "/usage/output_tokens", |output| Meaning::Usage { prompt: None, output })
+        }
         b"message_stop" => Meaning::Done { text: String::new(), output: None },
         b"error" => Meaning::Error(String::from_utf8_lossy(event.data).into_owned()),
         _ => Meaning::Nothing,
@@ -360,6 +362,17 @@ fn parse(data: &[u8]) -> Value {
 
 fn u32_at(value: &Value, pointer: &str) -> Option<u32> {
     value.pointer(pointer).and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok())
+}
+
+/// What an event means by the count of generated tokens in it, which may be absent or null but nothing else than a count.
+fn counted(value: &Value, pointer: &str, meaning: impl FnOnce(Option<u32>) -> Meaning) -> Meaning {
+    let count = u32_at(value, pointer);
+    match value.pointer(pointer) {
+        Some(told) if count.is_none() && !told.is_null() => {
+            Meaning::Error(format!("the server's count of tokens is {told}"))
+        }
+        _ => meaning(count),
+    }
 }
 
 fn string_at(value: &Value, pointer: &str) -> String {

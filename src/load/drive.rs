@@ -179,33 +179,3 @@ pub fn record_oracle(setup: &Setup<'_>, wires: Vec<Wire>, progress: &ProgressBar
     }
     Ok(oracle)
 }
-
-/// Completed requests a second with `concurrency` requests always in flight: the capacity that open-loop rates are set against.
-/// The first quarter of the time is not counted.
-pub fn capacity_per_s(setup: &Setup<'_>, concurrency: usize, seconds: f64, wire: impl Fn(u64) -> Wire) -> f64 {
-    let fleet = setup.fleet();
-    let start = Instant::now();
-    let (settle, end) = (Duration::from_secs_f64(seconds / 4.0), Duration::from_secs_f64(seconds));
-    let mut next = 0;
-    let mut submit = || {
-        fleet.submit(Job::now(0, wire(next)));
-        next += 1;
-    };
-    (0..concurrency).for_each(|_| submit());
-    let (mut live, mut completed) = (concurrency, 0u64);
-    while live > 0 {
-        let Some(record) = fleet.next() else { break };
-        let counts = record.outcome == Outcome::Completed;
-        let at = record.ended.saturating_duration_since(start);
-        completed += u64::from(counts && at >= settle && at < end);
-        if at >= end {
-            live -= 1;
-            continue;
-        }
-        if !counts {
-            std::thread::sleep(Duration::from_millis(5)); // refused: a closed loop backs off
-        }
-        submit();
-    }
-    completed as f64 / (seconds * 0.75)
-}

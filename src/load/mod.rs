@@ -7,6 +7,7 @@
 mod answer;
 pub mod arrivals;
 pub mod burst;
+pub mod calibrate;
 pub mod client;
 #[cfg(test)]
 mod client_tests;

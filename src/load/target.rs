@@ -38,7 +38,7 @@ pub enum TargetError {
         source: ClientError,
     },
     /// It refuses every form of a small request.
-    #[error("the target does not take {dialect} requests: {message}; choose a dialect that it speaks")]
+    #[error("the target does not take {dialect} requests: {message}; {}", advice(.message))]
     Unusable {
         /// The dialect tried.
         dialect: &'static str,
@@ -65,6 +65,12 @@ pub enum TargetError {
         /// What happened.
         message: String,
     },
+}
+
+/// What helps against a refusal.
+fn advice(message: &str) -> &'static str {
+    let of_ids = message.contains("vocabulary") || message.contains("token id");
+    if of_ids { "choose --token-range within its vocabulary" } else { "choose a dialect that it speaks" }
 }
 
 /// A server's address.
@@ -207,7 +213,7 @@ pub fn probe(target: &Target, dialect: Dialect, model: &str, range: TokenRange) 
 pub fn given_up(dialect: Dialect, takes: Capabilities) -> Vec<&'static str> {
     let best = Capabilities::best_of(dialect);
     let lost = [
-        (best.ignore_eos && !takes.ignore_eos, "ignore_eos is not taken, so answers may end early"),
+        (best.ignore_eos && !takes.ignore_eos, "ignore_eos is not taken or does nothing, so answers may end early"),
         (
             best.token_prompts && !takes.token_prompts,
             "token ids are not taken, so prompts are words of about that length",
@@ -296,6 +302,16 @@ mod tests {
             let _ = stream.write_all(b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 4\r\n\r\nbusy");
         });
         assert!(busy.contains("with status 429; wait until it has room"), "{busy}");
+    }
+
+    #[test]
+    fn a_prompt_beyond_the_vocabulary_is_no_matter_of_the_dialect() {
+        let refused = |message: &str| TargetError::Unusable { dialect: "native", message: message.into() }.to_string();
+        assert!(
+            refused("token id 900 is outside the vocabulary of 512")
+                .ends_with("; choose --token-range within its vocabulary")
+        );
+        assert!(refused("status 404: {}").ends_with("; choose a dialect that it speaks"));
     }
 
     #[test]

@@ -14,6 +14,16 @@ use crate::load::prompts::TokenRange;
 use crate::load::render::Seeding;
 use crate::load::slo::Objective;
 
+/// Warm-ups, and trials.
+const ROUNDS: usize = 3;
+/// Seconds until a server is ready.
+const READY_S: u64 = 120;
+/// Generated tokens of a mix.
+const OUTPUT_TOKENS: u32 = 64;
+/// Cancel points of a mix.
+const CANCEL_AT: [CancelPoint; 4] =
+    [CancelPoint::AtOnce, CancelPoint::AfterMs(20), CancelPoint::AfterTokens(1), CancelPoint::AfterTokens(8)];
+
 #[derive(Debug, Args)]
 pub(super) struct TargetArgs {
     /// The server; http://127.0.0.1:8080 by default.
@@ -130,20 +140,32 @@ pub(super) struct WorkloadArgs {
     /// A TOML file with workloads of your own.
     #[arg(long)]
     pub workloads: Option<PathBuf>,
-    /// Rounds that are not reported.
-    #[arg(long, default_value_t = 3, value_parser = limits::WARMUPS.parse::<usize>())]
-    pub warmups: usize,
-    /// Rounds that are.
-    #[arg(long, default_value_t = 3, value_parser = limits::TRIALS.parse::<usize>())]
-    pub trials: usize,
-    /// Whether rounds repeat each other's prompts.
-    #[arg(long, value_enum, default_value_t = PromptReuse::Fresh)]
-    pub prompts: PromptReuse,
+    /// Rounds that are not reported; 3 by default.
+    #[arg(long, value_parser = limits::WARMUPS.parse::<usize>())]
+    pub warmups: Option<usize>,
+    /// Rounds that are; 3 by default.
+    #[arg(long, value_parser = limits::TRIALS.parse::<usize>())]
+    pub trials: Option<usize>,
+    /// Whether rounds repeat each other's prompts; fresh by default.
+    #[arg(long, value_enum)]
+    pub prompts: Option<PromptReuse>,
 }
 
 impl WorkloadArgs {
     pub fn rounds(&self) -> Rounds {
-        Rounds { warmups: self.warmups, trials: self.trials, prompts: self.prompts }
+        let prompts = self.prompts.unwrap_or(PromptReuse::Fresh);
+        Rounds { warmups: self.warmups.unwrap_or(ROUNDS), trials: self.trials.unwrap_or(ROUNDS), prompts }
+    }
+
+    /// A flag of rounds or of a file that was given.
+    pub fn given(&self) -> Option<&'static str> {
+        let flags = [
+            ("--warmups", self.warmups.is_some()),
+            ("--trials", self.trials.is_some()),
+            ("--prompts", self.prompts.is_some()),
+            ("--workloads", self.workloads.is_some()),
+        ];
+        first_given(&flags)
     }
 }
 
@@ -161,12 +183,36 @@ pub(super) struct ServerArgs {
     /// The program of configurations without a command, this one by default; with --ab once for both, or once for each.
     #[arg(long)]
     pub binary: Vec<PathBuf>,
-    /// A server must be ready within this.
-    #[arg(long, default_value_t = 120, value_parser = limits::READY_S.parse::<u64>())]
-    pub ready_s: u64,
-    /// Folder for the servers' output.
-    #[arg(long, default_value = "target/load-logs")]
-    pub logs: PathBuf,
+    /// A server must be ready within this; 120 by default.
+    #[arg(long, value_parser = limits::READY_S.parse::<u64>())]
+    pub ready_s: Option<u64>,
+    /// Folder for the servers' output; target/load-logs by default.
+    #[arg(long)]
+    pub logs: Option<PathBuf>,
+}
+
+impl ServerArgs {
+    pub fn ready_wait(&self) -> Duration {
+        Duration::from_secs(self.ready_s.unwrap_or(READY_S))
+    }
+
+    pub fn logs(&self) -> &Path {
+        self.logs.as_deref().unwrap_or(Path::new("target/load-logs"))
+    }
+
+    /// A flag that was given.
+    pub fn given(&self) -> Option<&'static str> {
+        let flags = [
+            ("--binary", !self.binary.is_empty()),
+            ("--ready-s", self.ready_s.is_some()),
+            ("--logs", self.logs.is_some()),
+        ];
+        first_given(&flags)
+    }
+}
+
+fn first_given(flags: &[(&'static str, bool)]) -> Option<&'static str> {
+    flags.iter().find(|(_, given)| *given).map(|(flag, _)| *flag)
 }
 
 #[derive(Debug, Args)]
@@ -177,21 +223,57 @@ pub(super) struct MixArgs {
     /// Sampling policies, in turn: greedy, temperature, top-k, top-p, min-p; all by default.
     #[arg(long, value_delimiter = ',', value_parser = policy)]
     pub policies: Vec<Policy>,
-    /// Prompt lengths, in turn.
-    #[arg(long = "prompt-tokens", value_delimiter = ',', default_value = "16,64,256,512", value_parser = limits::PROMPT_TOKENS.parse::<u32>())]
+    /// Prompt lengths, in turn; 16,64,256,512 by default.
+    #[arg(long = "prompt-tokens", value_delimiter = ',', value_parser = limits::PROMPT_TOKENS.parse::<u32>())]
     pub prompt_tokens: Vec<u32>,
-    /// Generated tokens.
-    #[arg(long, default_value_t = 64, value_parser = limits::OUTPUT_TOKENS.parse::<u32>())]
-    pub output_tokens: u32,
-    /// Distinct prompts of each kind.
-    #[arg(long, default_value_t = 4, value_parser = limits::PROMPT_VARIANTS.parse::<u64>())]
-    pub prompt_variants: u64,
-    /// Every n-th request is cancelled by disconnect; 0 cancels none.
-    #[arg(long, default_value_t = 17, value_parser = limits::CANCEL_EVERY.parse::<usize>())]
-    pub cancel_every: usize,
-    /// Where, in turn: 0 (at once), 20ms (so long after sending), 8tok (after so many tokens).
-    #[arg(long, value_delimiter = ',', value_parser = cancel_point, default_value = "0,20ms,1tok,8tok")]
+    /// Generated tokens; 64 by default.
+    #[arg(long, value_parser = limits::OUTPUT_TOKENS.parse::<u32>())]
+    pub output_tokens: Option<u32>,
+    /// Distinct prompts of each kind; 4 by default.
+    #[arg(long, value_parser = limits::PROMPT_VARIANTS.parse::<u64>())]
+    pub prompt_variants: Option<u64>,
+    /// Every n-th request is cancelled by disconnect, 0 cancels none; 17 by default.
+    #[arg(long, value_parser = limits::CANCEL_EVERY.parse::<usize>())]
+    pub cancel_every: Option<usize>,
+    /// Where, in turn: 0 (at once), 20ms (so long after sending), 8tok (after so many tokens); 0,20ms,1tok,8tok by default, as far as
+    /// answers are that long.
+    #[arg(long, value_delimiter = ',', value_parser = cancel_point)]
     pub cancel_at: Vec<CancelPoint>,
+}
+
+impl MixArgs {
+    pub fn output(&self) -> u32 {
+        self.output_tokens.unwrap_or(OUTPUT_TOKENS)
+    }
+
+    /// The cancel points of answers of at most so many tokens.
+    ///
+    /// # Errors
+    /// One that was given lies beyond all of them.
+    pub fn cancel_points(&self, longest: u32) -> Result<Vec<CancelPoint>, String> {
+        let beyond = |point: &CancelPoint| matches!(point, CancelPoint::AfterTokens(tokens) if *tokens > longest);
+        if let Some(CancelPoint::AfterTokens(tokens)) = self.cancel_at.iter().find(|p| beyond(p)) {
+            return Err(format!("--cancel-at {tokens}tok never comes: answers have {longest} tokens at most"));
+        }
+        if !self.cancel_at.is_empty() {
+            return Ok(self.cancel_at.clone());
+        }
+        Ok(CANCEL_AT.into_iter().filter(|p| !beyond(p)).collect())
+    }
+
+    /// A flag that was given.
+    pub fn given(&self) -> Option<&'static str> {
+        let flags = [
+            ("--dialects", !self.dialects.is_empty()),
+            ("--policies", !self.policies.is_empty()),
+            ("--prompt-tokens", !self.prompt_tokens.is_empty()),
+            ("--output-tokens", self.output_tokens.is_some()),
+            ("--prompt-variants", self.prompt_variants.is_some()),
+            ("--cancel-every", self.cancel_every.is_some()),
+            ("--cancel-at", !self.cancel_at.is_empty()),
+        ];
+        first_given(&flags)
+    }
 }
 
 pub(super) fn policy(text: &str) -> Result<Policy, String> {

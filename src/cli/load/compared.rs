@@ -1,7 +1,6 @@
 //! Comparisons of servers that are started for it: two in pairs, or the combinations of a sweep.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use super::args::{ClientArgs, DeviceArgs, JudgeArgs, OutputArgs, PairArgs, WorkloadArgs};
 use super::commands::{RunArgs, SweepArgs};
@@ -35,7 +34,7 @@ impl Compared<'_> {
             seeding: self.client.seeding(),
             client: client_facts(self.client.threads, self.judge.capacity)?,
             timeout: self.client.timeout(),
-            ready_wait: Duration::from_secs(self.pairs.servers.ready_s),
+            ready_wait: self.pairs.servers.ready_wait(),
             devices: self.devices.options(),
             api_key: self.api_key.cloned(),
             model: self.model.cloned(),
@@ -45,7 +44,7 @@ impl Compared<'_> {
     }
 
     fn run(&self, variants: Vec<Variant>) -> Outcome {
-        let (options, logs) = (self.options()?, &self.pairs.servers.logs);
+        let (options, logs) = (self.options()?, self.pairs.servers.logs());
         std::fs::create_dir_all(logs)?;
         let progress = bar();
         let found = compare(variants, &options, logs, &progress)?;

@@ -7,14 +7,16 @@ use super::args::{ClientArgs, DeviceArgs, JudgeArgs, OutputArgs};
 use super::commands::{OpenArgs, PressureArgs, RunArgs};
 use super::ready::{connect, oracle_of, runnable};
 use super::{
-    Failure, IDLE_WAIT, Outcome, Started, bar, checks, client_facts, exit, mix, publish, setup, start, workloads_of,
+    Failure, IDLE_WAIT, Outcome, Started, bar, checks, client_facts, exit, mix_up_to, publish, setup, start,
+    workloads_of,
 };
 use crate::load::arrivals::{Arrivals, Law, read_trace};
 use crate::load::burst::{PromptReuse, Rounds};
-use crate::load::drive::{Measured, Setup, capacity_per_s, closed_loop, wires_of};
+use crate::load::calibrate::{Calibration, capacity};
+use crate::load::drive::{Measured, Setup, closed_loop, wires_of};
 use crate::load::interrupt;
 use crate::load::limits;
-use crate::load::open::{self, Mix, OpenRun};
+use crate::load::open::{self, Mix, OpenRun, Planned};
 use crate::load::render::Renderer;
 use crate::load::report::{Report, html, table};
 use crate::load::target::Target;
@@ -59,7 +61,7 @@ impl Measurement<'_> {
         (report.observed, report.timeline, report.warmups) = (watch.end(), timeline, warmups);
         (report.workloads, report.verification, report.checks) = (workloads, verification, checks);
         report.pages = PageCheck::after(target, report.stats_before.as_ref(), IDLE_WAIT);
-        report.stats_after = target.json("/stats");
+        report.look_again(target);
         judge(&mut report);
         checks::of_target(&mut report);
         report.settle(interrupt::cause().as_deref());
@@ -81,8 +83,9 @@ fn in_closed_loop(workloads: &[Workload], rounds: Rounds) -> impl FnOnce(&Setup<
 }
 
 pub fn closed(args: &RunArgs) -> Outcome {
-    if args.pairs.pairs.is_some() || !args.pairs.servers.binary.is_empty() {
-        return Err("--pairs and --binary start servers to compare; give --ab, or leave them out".into());
+    let pairs = args.pairs.pairs.map(|_| "--pairs");
+    if let Some(flag) = pairs.or_else(|| args.pairs.servers.given()) {
+        return Err(format!("{flag} belongs to servers that are started to compare; give --ab, or leave it out").into());
     }
     let workloads = workloads_of(&args.work.workload, args.work.workloads.as_ref())?;
     let mut renderer = connect(&args.ask.target, &[args.ask.dialect()])?;
@@ -104,32 +107,31 @@ pub fn closed(args: &RunArgs) -> Outcome {
 
 pub fn open_loop(args: &OpenArgs, kind: &'static str, factor: f64) -> Outcome {
     refuse_idle_flags(args, kind)?;
-    let mix = mix(&args.mix)?;
     let trace = args.trace.as_deref().map(read_trace).transpose()?;
+    let longest = trace.as_ref().and_then(|t| t.iter().map(|e| e.output_length).max());
+    let mix = mix_up_to(&args.mix, longest.unwrap_or_else(|| args.mix.output()))?;
     let tokens = trace.iter().flatten().map(|e| u64::from(e.prompt_length)).sum::<u64>().max(1);
     limits::RUN_TOKENS.check(tokens).map_err(|e| format!("the trace's prompt tokens in all: {e}"))?;
     let renderer = connect(&args.target, &mix.dialects)?;
     let oracle = oracle_of(&args.judge, &renderer)?;
     let client = &args.target.client;
     let setup = setup(&renderer, client, &args.judge, oracle.as_ref());
-    let (plan, arrivals, capacity) = match trace {
-        Some(trace) => (mix.plan_trace(&renderer, &trace), None, None),
-        None => {
-            let (arrivals, capacity) = arrivals(args, &setup, &mix, factor)?;
-            arrivals.check(args.duration_s)?;
-            let due = arrivals.schedule(args.duration_s, client.seed);
-            mix.check(due.len())?;
-            (mix.plan(&renderer, &due), Some(arrivals), capacity)
-        }
+    let Traffic { plan, arrivals, calibration } = match trace {
+        Some(trace) => Traffic { plan: mix.plan_trace(&renderer, &trace), ..Traffic::default() },
+        None => traffic(args, &setup, &mix, factor)?,
     };
     oracle.as_ref().map_or(Ok(()), |o| o.covers(plan.iter().map(|p| &p.wire)))?;
-    let options = json!({
-        "mix": mix, "arrivals": arrivals, "capacity_requests_per_s": capacity, "duration_s": args.duration_s,
-        "trace": args.trace,
-    });
+    let options = options_of(args, &mix, arrivals.as_ref(), calibration.as_ref());
     let (judge, devices, output) = (&args.judge, &args.devices, &args.output);
     let measurement = Measurement { kind, setup, client, judge, devices, output, options };
-    let ask = |setup: &Setup<'_>, progress: &ProgressBar| open::run(setup, kind, plan, progress);
+    let ask = |setup: &Setup<'_>, progress: &ProgressBar| {
+        let mut run = open::run(setup, kind, plan, progress);
+        if let Some(calibration) = calibration {
+            run.measured.checks.push(calibration.check());
+            run.measured.warmups += calibration.counts;
+        }
+        run
+    };
     measurement.run(ask, |report| {
         let counts = report.workloads.first().map(|w| w.summary.counts.clone()).unwrap_or_default();
         checks::of_open_loop(report, &counts, args.expect_queue);
@@ -147,23 +149,64 @@ fn refuse_idle_flags(args: &OpenArgs, kind: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-fn arrivals(args: &OpenArgs, setup: &Setup<'_>, mix: &Mix, factor: f64) -> Result<(Arrivals, Option<f64>), Failure> {
-    let (law, burst) = (args.arrivals, args.burst.unwrap_or(BURST_DEFAULT));
-    if let Some(rate) = args.rate {
-        return Ok((Arrivals { law, rate, burst }, None));
+/// What is sent in open loop, and what that follows from.
+#[derive(Default)]
+struct Traffic {
+    plan: Vec<Planned>,
+    arrivals: Option<Arrivals>,
+    calibration: Option<Calibration>,
+}
+
+/// The options as they were understood: what does not apply is null.
+fn options_of(args: &OpenArgs, mix: &Mix, arrivals: Option<&Arrivals>, calibration: Option<&Calibration>) -> Value {
+    let (mut mix, mut arrivals) = (json!(mix), json!(arrivals));
+    if args.trace.is_some() {
+        for own in ["prompts", "output", "variants"] {
+            mix[own] = Value::Null;
+        }
     }
-    let (seconds, factor) = (args.calibrate_s, args.factor.unwrap_or(factor));
+    if arrivals.is_object() && args.arrivals != Law::Burst {
+        arrivals["burst"] = Value::Null;
+    }
+    json!({
+        "mix": mix, "arrivals": arrivals, "capacity_requests_per_s": calibration.map(|c| c.per_s),
+        "duration_s": args.trace.is_none().then_some(args.duration_s), "trace": args.trace,
+    })
+}
+
+/// The requests at the rate that was given or follows from the capacity; none when the measurement was ended before.
+fn traffic(args: &OpenArgs, setup: &Setup<'_>, mix: &Mix, factor: f64) -> Result<Traffic, Failure> {
+    let calibration = if args.rate.is_none() { Some(calibrated(args, setup, mix)?) } else { None };
+    if interrupt::raised() {
+        return Ok(Traffic { calibration, ..Traffic::default() });
+    }
+    let found = calibration.as_ref().map(|c| c.per_s * args.factor.unwrap_or(factor));
+    let Some(rate) = args.rate.or(found) else { return Ok(Traffic::default()) };
+    if let Some(calibration) = &calibration {
+        eprintln!("capacity {:.2} requests/s, rate {rate:.2} requests/s", calibration.per_s);
+    }
+    let arrivals = Arrivals { law: args.arrivals, rate, burst: args.burst.unwrap_or(BURST_DEFAULT) };
+    arrivals.check(args.duration_s)?;
+    let due = arrivals.schedule(args.duration_s, setup.renderer.seeding().seed);
+    mix.check(due.len())?;
+    Ok(Traffic { plan: mix.plan(setup.renderer, &due), arrivals: Some(arrivals), calibration })
+}
+
+fn calibrated(args: &OpenArgs, setup: &Setup<'_>, mix: &Mix) -> Result<Calibration, Failure> {
+    let seconds = args.calibrate_s;
     eprintln!("measuring the capacity for {seconds} s");
     let unverified = Setup { oracle: None, ..setup.clone() };
-    let capacity = capacity_per_s(&unverified, args.calibrate_concurrency, seconds, |n| mix.wire(setup.renderer, n));
-    if capacity == 0.0 {
-        return Err(
-            "no request completed while the capacity was measured; give --rate or a longer --calibrate-s".into()
-        );
+    let found = capacity(&unverified, args.calibrate_concurrency, seconds, |n| mix.wire(setup.renderer, n));
+    if found.per_s > 0.0 || interrupt::raised() {
+        return Ok(found);
     }
-    let rate = capacity * factor;
-    eprintln!("capacity {capacity:.2} requests/s, rate {rate:.2} requests/s");
-    Ok((Arrivals { law, rate, burst }, Some(capacity)))
+    let counts = &found.counts;
+    let failure = found.failure.as_ref().map_or(String::new(), |why| format!(", first: {why}"));
+    Err(format!(
+        "no request completed while the capacity was measured ({} refused, {} failed{failure}); give --rate or a longer --calibrate-s",
+        counts.refused, counts.failed
+    )
+    .into())
 }
 
 pub fn pressure(args: &PressureArgs) -> Outcome {
@@ -172,13 +215,21 @@ pub fn pressure(args: &PressureArgs) -> Outcome {
     let (ask, (pages, queue)) = (&args.ask, (args.expect_pages, args.expect_queue));
     let started = match &args.config {
         Some(config) => {
+            let overridden = |(key, flag): &(&str, &str)| {
+                let set = |s: &String| s.split_once('=').is_some_and(|(set, _)| set.trim() == *key);
+                args.settings.iter().any(set).then(|| format!("--set {key} is what {flag} sets; give that instead"))
+            };
+            let mut keys = [("kv.pages", "--expect-pages"), ("limits.max_queue", "--expect-queue")].iter();
+            keys.find_map(overridden).map_or(Ok(()), Err)?;
             let own = [format!("kv.pages={pages}"), format!("limits.max_queue={queue}")];
             let settings = [args.settings.as_slice(), &own].concat();
             let (key, timeout) = (ask.target.api_key.as_ref(), ask.target.client.timeout());
             Some(start("pressure", &args.servers, config, &settings, key, timeout)?)
         }
-        None if !args.servers.binary.is_empty() => return Err("--binary starts a server; give --config too".into()),
-        None => None,
+        None => match args.servers.given() {
+            Some(flag) => return Err(format!("{flag} belongs to a server that is started; give --config too").into()),
+            None => None,
+        },
     };
     let (client, dialects) = (&ask.target.client, [ask.dialect()]);
     let renderer = match &started {

@@ -1,6 +1,8 @@
 //! What had to hold, and the promises that every kind of measurement makes: none fails, the account balances, the pages are back, the
 //! outputs are the oracle's, and it ran to its end. Pure.
 
+use std::time::Duration;
+
 use serde::Serialize;
 use serde_json::Value;
 
@@ -58,7 +60,7 @@ pub fn of_requests(workloads: &[WorkloadReport]) -> [Check; 2] {
     ]
 }
 
-/// Why nothing came of a workload; `None` when something did, or when all of its requests were to be cancelled and were.
+/// Why nothing came of a workload; `None` when a request completed, with a token.
 fn barren(workload: &WorkloadReport) -> Option<String> {
     let (name, counts) = (&workload.workload.name, &workload.summary.counts);
     let tokens: u64 = workload.rounds.iter().map(|r| r.output_tokens).sum();
@@ -66,16 +68,17 @@ fn barren(workload: &WorkloadReport) -> Option<String> {
     if submitted == 0 {
         return Some(format!("{name}: no request was sent"));
     }
-    if completed == 0 && cancelled < submitted {
-        return Some(format!("{name}: none of {submitted} completed, {refused} refused, {failed} failed"));
+    if completed == 0 {
+        let others = format!("{refused} refused, {cancelled} cancelled, {failed} failed");
+        return Some(format!("{name}: none of {submitted} completed, {others}"));
     }
-    (completed > 0 && tokens == 0).then(|| format!("{name}: {completed} completed without a token"))
+    (tokens == 0).then(|| format!("{name}: {completed} completed without a token"))
 }
 
-/// The server's own account balances over the run (I2); only where it told one before.
-pub fn of_account(before: Option<&Value>, after: Option<&Value>) -> Option<Check> {
+/// The server's own account balances over the run (I2), in one process; only where it told one before. `elapsed` is the time between the looks.
+pub fn of_account(before: Option<&Value>, after: Option<&Value>, elapsed: Duration) -> Option<Check> {
     let name = "the server's account balances";
-    match ServerGrowth::tried(before, after) {
+    match ServerGrowth::tried(before, after, elapsed) {
         Ok(growth) => growth.map(|growth| Check::when(growth.balances(), name, growth.account())),
         Err(why) => Some(Check::failed(name, why)),
     }
@@ -141,11 +144,15 @@ mod tests {
     #[test]
     fn a_workload_of_which_nothing_came_is_named() {
         assert_eq!(barren(&workload(0, 0, 0)).as_deref(), Some("w: no request was sent"));
-        assert_eq!(barren(&workload(3, 0, 3)).as_deref(), Some("w: none of 3 completed, 3 refused, 0 failed"));
+        assert_eq!(
+            barren(&workload(3, 0, 3)).as_deref(),
+            Some("w: none of 3 completed, 3 refused, 0 cancelled, 0 failed")
+        );
         assert_eq!(barren(&workload(3, 2, 1)).as_deref(), Some("w: 2 completed without a token"));
         let mut cancelled = workload(3, 0, 0);
         cancelled.summary.counts.cancelled = 3;
-        assert_eq!(barren(&cancelled), None, "all were to be cancelled");
+        let why = barren(&cancelled);
+        assert_eq!(why.as_deref(), Some("w: none of 3 completed, 0 refused, 3 cancelled, 0 failed"));
     }
 
     #[test]
@@ -154,7 +161,7 @@ mod tests {
             json!({"accepted_requests": n, "completed_requests": n, "cancelled_requests": 0, "failed_requests": 0,
                 "rejected_requests": 0})
         };
-        let of = |before, after| of_account(Some(&before), Some(&after)).map(|c| (c.passed, c.detail));
+        let of = |before, after| of_account(Some(&before), Some(&after), Duration::ZERO).map(|c| (c.passed, c.detail));
         assert_eq!(of(stats(2), stats(5)).map(|c| c.0), Some(true));
         assert_eq!(of(json!({}), stats(5)), None, "a server without such counters is not judged by them");
         assert!(of(stats(2), json!({})).is_some_and(|(passed, why)| !passed && why.contains("did the server end?")));

@@ -11,12 +11,15 @@ pub mod soak;
 pub mod svg;
 pub mod table;
 
+use std::time::{Duration, Instant};
+
 use serde::Serialize;
 use serde_json::Value;
 
 use super::figures::{Counts, Round, Summary};
 use super::oracle::Verification;
 use super::render::{Renderer, Seeding};
+use super::target::Target;
 use super::watch::{Observed, PageCheck};
 use super::workload::Workload;
 
@@ -60,6 +63,12 @@ pub struct Report {
     pub stats_before: Option<Value>,
     /// See `stats_before`.
     pub stats_after: Option<Value>,
+    /// When `stats_before` had come.
+    #[serde(skip)]
+    begun: Instant,
+    /// From then until `stats_after` was asked for.
+    #[serde(skip)]
+    elapsed: Duration,
     /// What had to hold.
     pub checks: Vec<Check>,
     /// All of `checks` hold.
@@ -117,16 +126,25 @@ impl Report {
             pages: None,
             stats_before: renderer.target().json("/stats"),
             stats_after: None,
+            begun: Instant::now(),
+            elapsed: Duration::ZERO,
             checks: Vec::new(),
             passed: false,
         }
+    }
+
+    /// Asks the server for its counters after the run.
+    pub fn look_again(&mut self, target: &Target) {
+        self.elapsed = self.begun.elapsed();
+        self.stats_after = target.json("/stats");
     }
 
     /// Adds the checks of oracle, account and pages, where there are any, and that of the run's end; settles whether the run passed. `cut_short`
     /// says why it ended early.
     pub fn settle(&mut self, cut_short: Option<&str>) {
         self.checks.extend(self.verification.as_ref().map(check::of_verification));
-        self.checks.extend(check::of_account(self.stats_before.as_ref(), self.stats_after.as_ref()));
+        let (before, after) = (self.stats_before.as_ref(), self.stats_after.as_ref());
+        self.checks.extend(check::of_account(before, after, self.elapsed));
         self.checks.extend(check::of_pages(self.stats_before.as_ref(), self.pages.as_ref()));
         self.checks.extend(check::of_end(cut_short));
         self.client.set_against(self.workloads.iter().flat_map(|w| &w.rounds));

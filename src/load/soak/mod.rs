@@ -14,9 +14,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::load::arrivals::{Arrivals, Law};
+use crate::load::calibrate::{Calibration, Came, Places, capacity};
 use crate::load::client::Fleet;
 use crate::load::dialect::Capture;
-use crate::load::drive::{Setup, capacity_per_s};
+use crate::load::drive::Setup;
 use crate::load::figures::{Origin, Round, round_of};
 use crate::load::growth::ServerGrowth;
 use crate::load::interrupt;
@@ -149,7 +150,7 @@ impl SoakRun<'_> {
     pub fn run(&self, client: ClientFacts, server: &Variant, watch: Watch, progress: &ProgressBar) -> Soak {
         let (started_unix_ms, target) = (unix_ms(), self.setup.renderer.target());
         let (facts, stats_before) = (TargetFacts::of(self.setup.renderer), target.json("/stats"));
-        let (capacity_per_s, phases) = self.phases(progress);
+        let (calibration, phases) = self.phases(progress);
         let mut soak = Soak {
             format: FORMAT,
             started_unix_ms,
@@ -159,7 +160,7 @@ impl SoakRun<'_> {
             seeding: self.setup.renderer.seeding(),
             plan: self.plan,
             mix: self.mix.clone(),
-            capacity_per_s,
+            capacity_per_s: calibration.per_s,
             phases,
             memory: self.memory.samples(),
             stats_before,
@@ -170,21 +171,22 @@ impl SoakRun<'_> {
         };
         soak.client.set_against(soak.phases.iter().flat_map(|p| &p.windows).map(|w| &w.round));
         let mut checks: Vec<Check> = check::of_end(interrupt::cause().as_deref()).into_iter().collect();
+        checks.push(calibration.check());
         checks.extend(judge(&soak));
         soak.checks = checks;
         soak
     }
 
     /// The capacity and the phases, as far as the measurement goes.
-    fn phases(&self, progress: &ProgressBar) -> (f64, Vec<Phase>) {
+    fn phases(&self, progress: &ProgressBar) -> (Calibration, Vec<Phase>) {
         let plan = self.plan;
         say(progress, &format!("capacity: {} s with {} requests in flight", plan.calibrate_s, plan.concurrency));
         progress.set_message("measuring the capacity");
         let unverified = Setup { oracle: None, ..self.setup.clone() };
-        let capacity =
-            capacity_per_s(&unverified, plan.concurrency, plan.calibrate_s, |n| self.mix.wire(self.setup.renderer, n));
+        let found =
+            capacity(&unverified, plan.concurrency, plan.calibrate_s, |n| self.mix.wire(self.setup.renderer, n));
         // A rate of zero would wait for ever; a server that completes nothing fails the checks below.
-        let rate = |share: f64| (capacity * share).max(0.1);
+        let rate = |share: f64| (found.per_s * share).max(0.1);
         let stages: [&dyn Fn() -> Phase; 4] = [
             &|| self.open("stable", rate(0.5), &[plan.stable_s], progress),
             &|| self.open("overload", rate(plan.overload_factor), &[plan.overload_s], progress),
@@ -192,7 +194,7 @@ impl SoakRun<'_> {
             &|| self.open("mixed", rate(plan.mixed_share), &windows(plan.mixed_s, plan.window_s), progress),
         ];
         let phases = stages.iter().take_while(|_| !interrupt::raised()).map(|stage| stage()).collect();
-        (capacity, phases)
+        (found, phases)
     }
 
     /// Open-loop traffic at a rate, window after window; none where a window would hold more requests than a run can.
@@ -234,24 +236,24 @@ impl SoakRun<'_> {
         let capture = Capture::Outputs;
         let fleet = Fleet::start(renderer.target().address, self.setup.threads, capture, self.setup.timeout);
         let mix = self.mix.all_cancelled();
-        let (mut sent, mut live, mut cancelled) = (0, 0, 0);
+        let (mut sent, mut cancelled, mut places) = (0, 0, Places::new(self.plan.concurrency));
+        let most = CANCEL_TRIES_MAX * self.plan.cancelled;
         let (mut records, mut verification) = (Vec::new(), Verification::default());
         loop {
             let wanted = self.plan.cancelled.saturating_sub(cancelled);
-            while live < self.plan.concurrency.min(wanted) && sent < CANCEL_TRIES_MAX * self.plan.cancelled {
+            while places.taken() < wanted && sent < most && places.take(Instant::now()) {
                 fleet.submit(Job { cancel: mix.turn(sent).1, ..Job::now(sent, mix.wire(renderer, sent as u64)) });
-                (sent, live) = (sent + 1, live + 1);
+                sent += 1;
             }
-            if live == 0 {
+            if places.taken() == 0 && (wanted == 0 || sent >= most) {
                 return (records, verification);
             }
-            let Some(record) = fleet.next() else { return (records, verification) };
-            live -= 1;
-            match record.outcome {
-                Outcome::Cancelled => cancelled += 1,
-                Outcome::Refused { .. } => std::thread::sleep(Duration::from_millis(5)), // a closed loop backs off
-                Outcome::Completed | Outcome::Failed { .. } => {}
-            }
+            let record = match places.wait(&fleet) {
+                Came::Ended(record) => *record,
+                Came::Place => continue,
+                Came::Nothing => return (records, verification),
+            };
+            cancelled += usize::from(record.outcome == Outcome::Cancelled);
             progress.set_position(cancelled as u64);
             if let Some(oracle) = self.setup.oracle {
                 verification.add(oracle, "cancelled", &record);
@@ -265,10 +267,10 @@ impl SoakRun<'_> {
         let target = self.setup.renderer.target();
         let t_s = self.memory.seconds();
         // What the traffic before this window has left inside, such as requests whose client went away, belongs to that.
-        let before = at_rest(target, IDLE_WAIT);
+        let (before, begun) = (at_rest(target, IDLE_WAIT), Instant::now());
         let (round, verification) = traffic();
         let pages = PageCheck::after(target, before.as_ref(), IDLE_WAIT);
-        let after = target.json("/stats");
+        let (elapsed, after) = (begun.elapsed(), target.json("/stats"));
         let peak = |stats: Option<&Value>| stats.and_then(|s| counter(s, "queue_peak"));
         let (peak_before, peak_after) = (peak(before.as_ref()), peak(after.as_ref()));
         Window {
@@ -276,7 +278,7 @@ impl SoakRun<'_> {
             ended_s: self.memory.seconds(),
             verification,
             pages,
-            server: ServerGrowth::between(before.as_ref(), after.as_ref()),
+            server: ServerGrowth::between(before.as_ref(), after.as_ref(), elapsed),
             queue_peak: peak_after.filter(|peak| peak_before.is_some_and(|before| *peak > before)),
         }
     }
