@@ -172,7 +172,10 @@ fn open<'a>(url: &'a str, own: &[&'a str]) -> Vec<&'a str> {
 fn a_run_in_which_nothing_completed_has_failed_even_when_all_of_it_was_cancelled() {
     let good = native_with(|request| native(asked(request)), |_| missing());
     let all = ["--rate", "40", "--cancel-every", "1", "--cancel-at", "0"];
-    fails(&open(&good.url, &all), &["FAIL requests complete, with tokens", "none of ", ", 0 refused, ", " cancelled, 0 failed"]);
+    fails(
+        &open(&good.url, &all),
+        &["FAIL requests complete, with tokens", "none of ", ", 0 refused, ", " cancelled, 0 failed"],
+    );
 }
 
 #[test]
@@ -248,6 +251,7 @@ fn a_calibration_that_is_ended_leaves_a_report() {
     assert!(said(&output).contains("FAIL the measurement ran to its end"), "{}", said(&output));
     let report: Value = serde_json::from_slice(&std::fs::read(&out).expect("a report")).expect("JSON");
     assert!(report["warmups"]["completed"].as_u64() >= Some(20), "{}", report["warmups"]);
+    assert!(report["options"]["capacity_requests_per_s"].is_null(), "{}", report["options"]);
     assert!(std::fs::read_to_string(&html).expect("a page").contains("cut short: SIGTERM came"));
 }
 

@@ -159,6 +159,8 @@ struct Traffic {
 
 /// The options as they were understood: what does not apply is null.
 fn options_of(args: &OpenArgs, mix: &Mix, arrivals: Option<&Arrivals>, calibration: Option<&Calibration>) -> Value {
+    // Without arrivals its measurement was ended early, and says nothing.
+    let capacity = arrivals.and(calibration).map(|c| c.per_s);
     let (mut mix, mut arrivals) = (json!(mix), json!(arrivals));
     if args.trace.is_some() {
         for own in ["prompts", "output", "variants"] {
@@ -169,7 +171,7 @@ fn options_of(args: &OpenArgs, mix: &Mix, arrivals: Option<&Arrivals>, calibrati
         arrivals["burst"] = Value::Null;
     }
     json!({
-        "mix": mix, "arrivals": arrivals, "capacity_requests_per_s": calibration.map(|c| c.per_s),
+        "mix": mix, "arrivals": arrivals, "capacity_requests_per_s": capacity,
         "duration_s": args.trace.is_none().then_some(args.duration_s), "trace": args.trace,
     })
 }
