@@ -144,7 +144,8 @@ def main():
     comparison = json.loads(out.read_text())
     for variant in comparison["variants"]:
         print(f"{variant['name']}: SHA-256 {variant['sha256']}")
-    print(f"machine: {comparison['host']['cpu']}, {comparison['host']['cores']} cores; commit {comparison['commit']}")
+    client = comparison["client"]
+    print(f"machine: {client['host']['cpu']}, {client['host']['cores']} cores; client of commit {client['commit']}")
     sys.exit(0 if summary(comparison) else 1)
 
 
