@@ -325,3 +325,12 @@ fn wrong_arguments_end_with_one_line_that_says_what_to_do() {
         assert!(!said(&output).contains("panicked"), "{args:?}: {}", said(&output));
     }
 }
+
+#[test]
+fn a_client_that_is_slower_than_expected_is_told_so() {
+    let test = ["selftest", "--dialect", "native", "--duration-s", "0.05", "--expect-events-per-s"];
+    let output = run(&[&test[..], &["900000000"]].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("FAIL the client is fast enough: native: "), "{}", said(&output));
+    assert!(run(&[&test[..], &["1"]].concat()).status.success());
+}

@@ -193,6 +193,131 @@ fn a_signal_ends_the_servers_that_were_started_and_a_second_one_kills_them() {
 }
 
 #[test]
+fn a_server_that_dies_while_it_is_measured_is_asked_no_more_and_compared_with_none() {
+    let folder = folder("dies");
+    let (out, logs, number) = (folder.join("ab.json"), folder.join("logs"), folder.join("number"));
+    let line = format!("echo $$ > {}; exec $STUB", text(&number));
+    let (a, b) = (described(&folder, "a", "", None), described(&folder, "b", "--gap-us 20000", Some(&line)));
+    let mut args = ab(&a.file, &b.file, text(&logs));
+    args.extend(["--out", text(&out)]);
+    *args.iter_mut().find(|a| **a == "2").expect("the trials") = "5000";
+    *args.iter_mut().find(|a| **a == "tiny-4x1").expect("the workload") = "isolated-8";
+    let mut child = begun(&args);
+    until_counted(&mut child, &b.url, "accepted_requests", 3);
+    let process = std::fs::read_to_string(&number).expect("its number").trim().parse().expect("a number");
+    signal(process, "-KILL");
+    let output = ended(child);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let report = json(&out);
+    assert_eq!((&report["runs"][1]["variant"], &report["runs"][1]["cut_short"]), (&"b".into(), &true.into()));
+    let rounds: Vec<_> = report["changes"].as_array().expect("changes").iter().map(|c| c["rounds"].clone()).collect();
+    assert!(rounds.iter().all(|r| r.as_array().is_some_and(Vec::is_empty)), "{rounds:?}");
+    let failed = failed_checks(&report);
+    let cause = "1 of 4, then b ended while it was measured (signal: 9";
+    assert!(failed[0].0 == "every server is started and measured" && failed[0].1.starts_with(cause), "{failed:?}");
+    let sent = report["runs"][1]["workloads"][0]["rounds"].as_array().map(Vec::len);
+    assert!(sent < Some(5000), "nobody answers at its port any more: {sent:?} rounds");
+}
+
+#[test]
+fn servers_are_stopped_where_there_is_no_program_to_do_it() {
+    let folder = folder("no-kill");
+    let logs = folder.join("logs");
+    let (a, b) = (described(&folder, "a", "", None), described(&folder, "b", "", None));
+    let output = crucible(&ab(&a.file, &b.file, text(&logs))).env("PATH", "/nowhere").output().expect("its end");
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(is_silent(&a.url) && is_silent(&b.url));
+}
+
+#[test]
+fn servers_that_are_not_asked_the_same_are_not_compared_in_silence() {
+    let folder = folder("forms");
+    let (out, logs) = (folder.join("ab.json"), folder.join("logs"));
+    let only = "--only openai-completions";
+    let a = described(&folder, "a", only, None);
+    let b = described(&folder, "b", &format!("{only} --text-prompts"), None);
+    let dialect = ["--dialect", "openai-completions", "--out", text(&out)];
+    let output = run(&[&ab(&a.file, &b.file, text(&logs))[..], &dialect].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("note: openai-completions: token ids are not taken"), "{}", said(&output));
+    let failed = failed_checks(&json(&out));
+    assert_eq!((failed.len(), failed[0].0.as_str()), (1, "every server is asked the same"), "{failed:?}");
+    assert!(failed[0].1.starts_with("a: everything, b: token ids are not taken"), "{failed:?}");
+
+    // Of a pattern, what neither speaks is left out and said.
+    let mut args = ab(&a.file, &a.file, text(&logs));
+    args[2] = "tiny-*,shared-*";
+    let output = run(&[&args[..], &dialect].concat());
+    assert!(output.status.success(), "{}", said(&output));
+    let left_out = "skipped shared-packed-batch: the target does not take native requests";
+    assert!(said(&output).contains(left_out), "{}", said(&output));
+    assert_eq!(json(&out)["runs"][0]["skipped"], serde_json::json!(["shared-packed-batch"]));
+}
+
+#[test]
+fn an_oracle_must_be_able_to_judge_every_server_before_it_is_measured() {
+    let folder = folder("ab-oracle");
+    let (out, logs, oracle) = (folder.join("ab.json"), folder.join("logs"), folder.join("oracle.json"));
+    let (a, lone) = (described(&folder, "a", "", None), stub(&[]));
+    let record = ["--workload", "tiny-4x1", "--warmups", "0", "--trials", "2", "--target", &lone.url];
+    let output = run(&[&["record-oracle", "--out", text(&oracle)], &record[..]].concat());
+    assert!(output.status.success(), "{}", said(&output));
+    for (flag, value, why) in
+        [("--seed", "2", "recorded with seed 1, this run has 2"), ("--trials", "3", "does not know 4 of 12 requests")]
+    {
+        let mut args: Vec<&str> = ab(&a.file, &a.file, text(&logs));
+        if let Some(at) = args.iter().position(|a| *a == flag) {
+            args.drain(at..at + 2);
+        }
+        let output = run(&[&args[..], &[flag, value, "--verify", text(&oracle), "--out", text(&out)]].concat());
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+        let report = json(&out);
+        assert_eq!(report["runs"].as_array().map(Vec::len), Some(0), "nothing was measured");
+        let failed = failed_checks(&report);
+        assert!(failed[0].1.contains("a is not measured: the oracle") && failed[0].1.contains(why), "{failed:?}");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_comparison_is_said_before_a_server_is_started() {
+    let folder = folder("ab-first");
+    let logs = folder.join("logs");
+    let _ = std::fs::remove_dir_all(&logs);
+    let a = described(&folder, "a", "", None);
+    let bad = folder.join("bad.toml");
+    std::fs::write(&bad, "command = ['/bin/false']\nurl = 'ftp://x'\n").expect("written");
+    let sweep = [
+        "sweep",
+        "--config",
+        "config/cpu-test.toml",
+        "--workload",
+        "tiny-4x1",
+        "--budgets",
+        "64",
+        "--logs",
+        text(&logs),
+    ];
+    let sweep = |more: &[&'static str]| -> Vec<&str> { [&sweep[..], more].concat() };
+    for (args, why) in [
+        (ab(&a.file, text(&bad), text(&logs)), "bad is not measured: ftp://x is no target"),
+        (
+            [&ab(&a.file, &a.file, text(&logs))[..], &["--nvidia-smi", "/nowhere/smi"]].concat(),
+            "cannot start /nowhere/smi",
+        ),
+        (ab(&a.file, &a.file, "/proc/x"), "cannot write /proc/x: "),
+        (sweep(&["--caps", "off,some"]), "prefill.chunk_cap"),
+        (sweep(&["--caps", "off,65"]), "prefill.chunk_cap is 65, above prefill.token_budget (64)"),
+        (sweep(&["--caps", "off,32", "--set", "prefill.token_budget=8"]), "prefill.token_budget is what a sweep sets"),
+        (sweep(&["--caps", "off,32", "--set", "server.port=5"]), "server.port is chosen for it"),
+    ] {
+        let output = run(&args);
+        assert!(!output.status.success() && said(&output).contains(why), "{why}: {}", said(&output));
+        let started = std::fs::read_dir(&logs).map_or(0, Iterator::count);
+        assert_eq!(started, 0, "{why}");
+    }
+}
+
+#[test]
 fn files_that_cannot_be_written_are_refused_before_anything_is_asked() {
     let folder = folder("refused-files");
     let server = stub(&[]);

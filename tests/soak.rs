@@ -116,8 +116,10 @@ fn server_of(soak: u32) -> Option<u32> {
     children.split_whitespace().next()?.parse().ok()
 }
 
-/// Begins a soak of an hour, sends a signal to it or to its server in its first phase, and gives what it said and its report.
-fn ended_in_its_first_phase(name: &str, to_server: bool, signal_name: &str) -> (Output, Value) {
+const FIRST_PHASE: &str = "stable, window 1 of 1";
+
+/// Begins a soak of an hour, sends a signal to it or to its server when it has said `when`, and gives what it said and its report.
+fn ended_once(when: &str, name: &str, to_server: bool, signal_name: &str) -> (Output, Value) {
     use std::io::{BufRead, BufReader, Read};
     let folder = folder(name);
     let path = |name: &str| folder.join(name).to_str().expect("a path").to_owned();
@@ -126,7 +128,7 @@ fn ended_in_its_first_phase(name: &str, to_server: bool, signal_name: &str) -> (
     let mut child = command(&hour).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary");
     let mut errors = BufReader::new(child.stderr.take().expect("its standard error"));
     let mut told = String::new();
-    while !told.contains("stable, window 1 of 1") {
+    while !told.contains(when) {
         assert_ne!(errors.read_line(&mut told).expect("a line"), 0, "{told}");
     }
     let process = if to_server { server_of(child.id()).expect("the server") } else { child.id() };
@@ -141,7 +143,7 @@ fn ended_in_its_first_phase(name: &str, to_server: bool, signal_name: &str) -> (
 
 #[test]
 fn a_soak_whose_server_dies_ends_at_once_and_fails() {
-    let (output, report) = ended_in_its_first_phase("dead", true, "-KILL");
+    let (output, report) = ended_once(FIRST_PHASE, "dead", true, "-KILL");
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     assert_eq!(report["phases"].as_array().map(Vec::len), Some(1), "no phase follows: {}", said(&output));
     let failed = failed_checks(&report);
@@ -157,10 +159,20 @@ fn a_soak_whose_server_dies_ends_at_once_and_fails() {
 
 #[test]
 fn a_soak_that_is_ended_by_a_signal_lets_its_server_drain_and_keeps_what_it_has() {
-    let (output, report) = ended_in_its_first_phase("signal", false, "-TERM");
+    let (output, report) = ended_once(FIRST_PHASE, "signal", false, "-TERM");
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     let failed = failed_checks(&report);
     assert_eq!(failed[0], ("the measurement ran to its end".into(), "cut short: SIGTERM came".into()), "{failed:?}");
     assert!(failed.iter().all(|f| f.0 != "the server drains and exits with 0"), "{failed:?}");
     assert_eq!(report["phases"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn a_soak_that_is_ended_while_it_records_its_oracle_says_so_in_its_report() {
+    let (output, report) = ended_once("recording the solo answers", "recording", false, "-INT");
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let failed = failed_checks(&report);
+    assert_eq!(failed[0], ("the measurement ran to its end".into(), "cut short: SIGINT came".into()), "{failed:?}");
+    assert_eq!(report["phases"].as_array().map(Vec::len), Some(0));
+    assert!(said(&output).contains("FAIL the measurement ran to its end"), "{}", said(&output));
 }

@@ -34,9 +34,9 @@ use crate::load::limits;
 use crate::load::open::{Mix, SUSTAINED_PROMPTS};
 use crate::load::oracle::Oracle;
 use crate::load::render::Renderer;
-use crate::load::report::{ClientFacts, table};
+use crate::load::report::{Check, ClientFacts, table};
 use crate::load::selftest::{Capacity, SelfTest, measure};
-use crate::load::stub::{Pace, Stub, StubOptions};
+use crate::load::stub::{Pace, Prompts, Stub, StubOptions};
 use crate::load::target::Target;
 use crate::load::variant::Variant;
 use crate::load::workload::{STANDARD, Workload, from_file, select};
@@ -177,11 +177,11 @@ fn start(
 ) -> Result<Started, Failure> {
     let mut variant = Variant::serve(name, &binary(args, 0, 1)?, config, settings)?;
     variant.hash()?;
-    std::fs::create_dir_all(args.logs())?;
+    file::make_folder(args.logs())?;
     let target = Target::new(&variant.url, api_key.cloned())?.within(timeout);
     let mut running = Running::start(&variant, &target, &args.logs().join(format!("{name}.log")))?;
     running.wait_ready(&target, &variant.ready, args.ready_wait())?;
-    Ok(Started { variant, target, running })
+    Ok(Started { variant: variant.told(api_key.map(String::as_str)), target, running })
 }
 
 /// The mix with answers of its own length.
@@ -250,7 +250,9 @@ fn stub(args: &StubArgs) -> Outcome {
         (None, false) => Pace::Together,
     };
     let (refuse_every, break_every, threads) = (args.refuse_every, args.break_every, args.threads);
-    let stub = Stub::start(args.listen, StubOptions { pace, refuse_every, break_every, threads })?;
+    let (only, prompts) = (args.only, if args.text_prompts { Prompts::Text } else { Prompts::Any });
+    let options = StubOptions { pace, refuse_every, break_every, threads, only, prompts };
+    let stub = Stub::start(args.listen, options)?;
     println!("the stub listens on http://{}", stub.address);
     stub.join();
     Ok(ExitCode::SUCCESS)
@@ -281,7 +283,19 @@ fn selftest(args: &SelftestArgs) -> Outcome {
     if let Some(path) = &args.out {
         file::write_json(path, &figures)?;
     }
+    let checks = selftest_checks(&figures, args.expect_events_per_s);
+    print!("{}", table::checks(&checks));
+    Ok(exit(checks.iter().all(|c| c.passed)))
+}
+
+/// Every stream must complete, and the native dialect be read as fast as it is expected to.
+fn selftest_checks(figures: &[Capacity], expected: Option<f64>) -> Vec<Check> {
+    let failed: usize = figures.iter().map(|c| c.failed).sum();
+    let mut checks = vec![Check::when(failed == 0, "every stream completes", format!("{failed} failed"))];
     let native = figures.iter().find(|c| c.dialect == Dialect::Native);
-    let fast = native.zip(args.expect_events_per_s).is_none_or(|(c, expected)| c.events_per_s >= expected);
-    Ok(exit(fast && figures.iter().all(|c| c.failed == 0)))
+    checks.extend(native.zip(expected).map(|(c, expected)| {
+        let detail = format!("native: {:.0} events/s, {expected:.0} expected", c.events_per_s);
+        Check::when(c.events_per_s >= expected, "the client is fast enough", detail)
+    }));
+    checks
 }

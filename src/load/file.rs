@@ -1,10 +1,11 @@
 //! Files that a measurement leaves: checked before it begins, and written so that what is there is whole.
 //!
-//! A new or regular file is written under a temporary name beside it and renamed; through a link, beside the link's target. A fifo, a
-//! terminal or a device is written in place.
+//! A new or regular file is written under a temporary name beside it and renamed; through a link, beside the link's target. A file that is
+//! replaced keeps its mode. A fifo, a terminal or a device is written in place.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -129,11 +130,32 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
         Place::InPlace => OpenOptions::new().append(true).open(path)?.write_all(bytes),
         Place::Replaced(end) => {
             let part = temporary(&end);
-            let put = std::fs::write(&part, bytes).and_then(|()| std::fs::rename(&part, &end));
+            let put = write_part(&part, &end, bytes).and_then(|()| std::fs::rename(&part, &end));
             put.inspect_err(|_| drop(std::fs::remove_file(&part)))
         }
     });
     written.map_err(|source| WriteError { path: path.to_owned(), source })
+}
+
+/// Writes what takes the place of `end`, at no moment with more rights than that has.
+fn write_part(part: &Path, end: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let held = std::fs::metadata(end).ok().map(|held| held.permissions());
+    let mode = held.as_ref().map_or(NEW_MODE, PermissionsExt::mode);
+    let _ = std::fs::remove_file(part);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(part)?;
+    held.map_or(Ok(()), |held| file.set_permissions(held))?;
+    file.write_all(bytes)
+}
+
+/// Of a new file, less what the process's mask takes away.
+const NEW_MODE: u32 = 0o666;
+
+/// Makes a folder with those above it.
+///
+/// # Errors
+/// It cannot be made.
+pub fn make_folder(path: &Path) -> Result<(), WriteError> {
+    std::fs::create_dir_all(path).map_err(|source| WriteError { path: path.to_owned(), source })
 }
 
 /// Writes indented JSON.
@@ -199,6 +221,22 @@ mod tests {
         assert!(read_at_most(&file, 4).expect_err("refused").to_string().contains("more than 4 bytes"));
         assert!(read_at_most(Path::new("/dev/zero"), 1000).is_err());
         std::fs::remove_dir_all(file.parent().expect("a folder")).expect("ours");
+    }
+
+    #[test]
+    fn a_file_that_is_replaced_keeps_its_mode() {
+        let folder = scratch("mode");
+        let file = folder.join("file");
+        std::fs::write(&file, "old").expect("written");
+        let mode = || std::fs::metadata(&file).expect("a file").permissions().mode() & 0o777;
+        for kept in [0o600, 0o666] {
+            std::fs::set_permissions(&file, PermissionsExt::from_mode(kept)).expect("ours");
+            write(&file, b"new").expect("written");
+            assert_eq!(mode(), kept);
+        }
+        std::fs::remove_dir_all(&folder).expect("ours");
+        let lost = make_folder(Path::new("/proc/x")).expect_err("no folder is made there").to_string();
+        assert!(lost.starts_with("cannot write /proc/x: "), "{lost}");
     }
 
     #[test]

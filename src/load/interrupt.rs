@@ -4,10 +4,10 @@
 //!
 //! One state for the process, as signals are: whoever waits asks here.
 
-use std::process::{Command, Stdio};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal as Sent, kill_process_group};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
@@ -106,12 +106,14 @@ pub(super) fn ended(group: u32) {
 }
 
 /// Sends a signal to a process group; one that is gone is no error.
-pub(super) fn tell(group: u32, signal: &str) {
-    let _ = Command::new("kill").args([signal, "--", &format!("-{group}")]).stderr(Stdio::null()).status();
+pub(super) fn tell(group: u32, signal: Sent) {
+    if let Some(group) = i32::try_from(group).ok().and_then(Pid::from_raw) {
+        let _ = kill_process_group(group, signal);
+    }
 }
 
 fn kill_groups() {
     for group in GROUPS.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-        tell(group, "-KILL");
+        tell(group, Sent::KILL);
     }
 }

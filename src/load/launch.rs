@@ -8,7 +8,10 @@ use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
 
 use super::devices::DevicesError;
 use super::interrupt;
@@ -19,6 +22,8 @@ use super::variant::Variant;
 const STOP_WAIT: Duration = Duration::from_secs(60);
 /// Nothing answers that takes longer to accept a connection.
 const CONNECT_WAIT: Duration = Duration::from_secs(1);
+/// Between two looks whether a measured server still runs.
+const ALIVE_PERIOD: Duration = Duration::from_millis(10);
 /// Between two questions whether a server is ready.
 const READY_PERIOD: Duration = Duration::from_millis(100);
 /// Lines of a log that an error repeats.
@@ -76,6 +81,14 @@ pub enum LaunchError {
         /// Its output.
         log: PathBuf,
     },
+    /// It cannot be asked for what was to be measured.
+    #[error("{name} is not measured: {message}")]
+    Unfit {
+        /// The variant.
+        name: String,
+        /// Why.
+        message: String,
+    },
     /// A server cannot be used.
     #[error(transparent)]
     Target(#[from] TargetError),
@@ -95,6 +108,8 @@ pub struct Running {
     child: Child,
     /// How it ended, once it has.
     ended: Option<ExitStatus>,
+    /// It was waited for in vain after SIGTERM.
+    deaf: bool,
     name: String,
     log: PathBuf,
 }
@@ -119,7 +134,7 @@ impl Running {
             .spawn()
             .map_err(io(format!("cannot start {}", variant.command[0])))?;
         interrupt::began(child.id());
-        Ok(Self { child, ended: None, name: variant.name.clone(), log: log.to_owned() })
+        Ok(Self { child, ended: None, deaf: false, name: variant.name.clone(), log: log.to_owned() })
     }
 
     /// The process.
@@ -137,14 +152,40 @@ impl Running {
 
     /// Asks it to end and waits; its exit status, or `None` when it does not end.
     pub fn stop(&mut self) -> Option<ExitStatus> {
-        if self.ended().is_none() {
-            interrupt::tell(self.child.id(), "-TERM");
-        }
-        let deadline = Instant::now() + STOP_WAIT;
-        while self.ended().is_none() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(20));
+        self.stop_within(STOP_WAIT)
+    }
+
+    fn stop_within(&mut self, wait: Duration) -> Option<ExitStatus> {
+        if self.ended().is_none() && !self.deaf {
+            interrupt::tell(self.child.id(), Signal::TERM);
+            let deadline = Instant::now() + wait;
+            while self.ended().is_none() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            self.deaf = self.ended.is_none();
         }
         self.ended
+    }
+
+    /// Does `work` while it looks whether the server still runs; when it ends meanwhile, or has, `gone` is told how, once.
+    pub fn during<T>(&mut self, work: impl FnOnce() -> T, gone: impl FnOnce(&str, ExitStatus) + Send) -> T {
+        let (done, over) = channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                loop {
+                    let last = over.recv_timeout(ALIVE_PERIOD) != Err(RecvTimeoutError::Timeout);
+                    if let Some(status) = self.ended() {
+                        return gone(&self.name, status);
+                    }
+                    if last {
+                        return;
+                    }
+                }
+            });
+            let found = work();
+            drop(done);
+            found
+        })
     }
 
     /// Waits until `ready` answers 200.
@@ -177,7 +218,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         let stopped = self.stop().is_some();
         // What it started itself goes with it.
-        interrupt::tell(self.child.id(), "-KILL");
+        interrupt::tell(self.child.id(), Signal::KILL);
         interrupt::ended(self.child.id());
         if !stopped {
             let _ = self.child.wait();
@@ -229,6 +270,39 @@ mod tests {
         let error = Running::start(&variant, &target, &log).expect_err("it answers");
         assert!(matches!(error, LaunchError::Answers { .. }), "{error}");
         assert!(!log.exists(), "nothing was started");
+    }
+
+    #[test]
+    fn a_server_that_does_not_listen_to_its_end_is_killed_and_waited_for_once() {
+        let (variant, target, log) = shell("trap \"\" TERM; echo deaf; while :; do sleep 600 & wait; done");
+        let mut running = Running::start(&variant, &target, &log).expect("started");
+        while !std::fs::read_to_string(&log).unwrap_or_default().contains("deaf") {
+            std::thread::yield_now();
+        }
+        let process = running.id();
+        assert_eq!(running.stop_within(Duration::from_millis(50)), None);
+        assert_eq!(running.stop(), None, "it is not waited for again");
+        drop(running);
+        assert!(!Path::new(&format!("/proc/{process}")).exists(), "it was killed, and its end taken");
+        std::fs::remove_file(&log).expect("removed");
+    }
+
+    #[test]
+    fn the_end_of_a_server_in_the_middle_of_work_is_told_and_one_that_stays_is_not() {
+        let (variant, target, log) = shell("exec sleep 600");
+        let mut running = Running::start(&variant, &target, &log).expect("started");
+        running.during(|| (), |name, status| panic!("{name} lives: {status}"));
+        let (process, (told, heard)) = (running.id(), channel());
+        let found = running.during(
+            || {
+                interrupt::tell(process, Signal::KILL);
+                heard.recv().expect("its end, before the work is done")
+            },
+            move |_, status| told.send(status.to_string()).expect("heard"),
+        );
+        assert!(found.contains("signal: 9"), "{found}");
+        drop(running);
+        std::fs::remove_file(&log).expect("removed");
     }
 
     #[test]

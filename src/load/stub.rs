@@ -42,11 +42,24 @@ pub struct StubOptions {
     pub break_every: u64,
     /// Serving threads; at least 1.
     pub threads: usize,
+    /// The one dialect that it speaks; all of them otherwise.
+    pub only: Option<Dialect>,
+    /// Whether prompts of token ids are taken.
+    pub prompts: Prompts,
+}
+
+/// Prompts that the stub takes on surfaces that may take both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prompts {
+    /// Token ids and text.
+    Any,
+    /// Text; token ids are refused with 400.
+    Text,
 }
 
 impl Default for StubOptions {
     fn default() -> Self {
-        Self { pace: Pace::Together, refuse_every: 0, break_every: 0, threads: 1 }
+        Self { pace: Pace::Together, refuse_every: 0, break_every: 0, threads: 1, only: None, prompts: Prompts::Any }
     }
 }
 
@@ -131,6 +144,8 @@ struct Request {
     path: String,
     tokens: usize,
     prompt_bytes: usize,
+    /// Its `prompt` is a list of token ids.
+    token_ids: bool,
     /// Bytes of the buffer that it took.
     length: usize,
 }
@@ -157,10 +172,15 @@ impl Server {
 
     async fn answer(&self, stream: &TcpStream, request: &Request, out: &mut Vec<u8>) -> std::io::Result<()> {
         out.clear();
-        let Some(which) = Dialect::ALL.iter().position(|d| d.path() == request.path) else {
+        let speaks = |d: &Dialect| d.path() == request.path && self.options.only.is_none_or(|only| only == *d);
+        let Some(which) = Dialect::ALL.iter().position(speaks) else {
             self.plain(request, out);
             return write_all(stream, out).await;
         };
+        if request.token_ids && self.options.prompts == Prompts::Text {
+            json(out, "400 Bad Request", "{\"error\":{\"message\":\"prompt must be a text\"}}");
+            return write_all(stream, out).await;
+        }
         let turn = self.generations.get() + 1;
         self.generations.set(turn);
         if self.options.refuse_every > 0 && turn.is_multiple_of(self.options.refuse_every) {
@@ -277,7 +297,8 @@ fn parse(buffer: &[u8]) -> Option<Request> {
         std::str::from_utf8(&digits).ok()?.parse::<usize>().ok()
     });
     let tokens = tokens.unwrap_or(TOKENS_DEFAULT).min(TOKENS_MAX);
-    Some(Request { path, tokens, prompt_bytes: body.len(), length })
+    let token_ids = memchr::memmem::find(body, b"\"prompt\":[").is_some();
+    Some(Request { path, tokens, prompt_bytes: body.len(), token_ids, length })
 }
 
 /// Distinct events of a script; longer answers repeat them.

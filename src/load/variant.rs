@@ -23,8 +23,8 @@ pub struct Variant {
     /// In reports.
     #[serde(default)]
     pub name: String,
-    /// Program and arguments; keys are hidden in reports.
-    #[serde(serialize_with = "without_keys")]
+    /// Program and arguments; values of keys, tokens and secrets are hidden in reports.
+    #[serde(serialize_with = "without_secrets")]
     pub command: Vec<String>,
     /// Where it will answer.
     pub url: String,
@@ -54,8 +54,12 @@ impl Variant {
     /// A server of this project: a binary, its configuration and settings on top of it.
     ///
     /// # Errors
-    /// The configuration cannot be read, or no port is free.
+    /// The configuration cannot be read, a setting names the port, or no port is free.
     pub fn serve(name: &str, binary: &Path, config: &Path, settings: &[String]) -> Result<Self, LaunchError> {
+        if settings.iter().any(|s| sets(s, "server.port")) {
+            let message = "server.port is chosen for it; leave it out of --set".into();
+            return Err(LaunchError::Unfit { name: name.into(), message });
+        }
         let set = file::read(config).map_err(io(format!("cannot read {}", config.display())))?;
         let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).map_err(io("no free port"))?.port();
         let text = |path: &Path| path.to_string_lossy().into_owned();
@@ -96,9 +100,17 @@ impl Variant {
         Ok(variant)
     }
 
-    /// The command as reports tell it: without keys.
+    /// The command as reports tell it: without secrets.
     pub fn told_command(&self) -> Vec<String> {
         hidden(&self.command)
+    }
+
+    /// The variant as reports tell it: also `key`, which the load generator was given, stands nowhere in it.
+    #[must_use]
+    pub fn told(self, key: Option<&str>) -> Self {
+        let Some(key) = key.filter(|key| !key.is_empty()) else { return self };
+        let command = self.told_command().into_iter().map(|argument| argument.replace(key, HIDDEN)).collect();
+        Self { command, ..self }
     }
 
     /// Takes the hash of the program.
@@ -106,24 +118,32 @@ impl Variant {
     /// # Errors
     /// It cannot be read.
     pub fn hash(&mut self) -> Result<(), LaunchError> {
-        let program = &self.command[0];
-        let path = which(program).unwrap_or_else(|| PathBuf::from(program));
+        let path = found(Path::new(&self.command[0]));
         self.sha256 = Some(sha256(&path).map_err(io(format!("cannot read {}", path.display())))?);
         Ok(())
     }
 }
 
-fn which(program: &str) -> Option<PathBuf> {
-    if program.contains('/') {
-        return None;
-    }
-    std::env::split_paths(&std::env::var_os("PATH")?).map(|dir| dir.join(program)).find(|p| p.is_file())
+/// Where a program is: in a folder of PATH when it is named without one.
+pub fn found(program: &Path) -> PathBuf {
+    let folders = std::env::var_os("PATH").filter(|_| !program.to_string_lossy().contains('/')).unwrap_or_default();
+    let there = std::env::split_paths(&folders).map(|folder| folder.join(program)).find(|path| path.is_file());
+    there.unwrap_or_else(|| program.to_owned())
 }
 
-/// The key of the configuration that holds a secret itself.
-fn is_secret(key: &str) -> bool {
-    key.trim() == "server.api_key"
+/// Whether a setting `KEY=VALUE` sets `key`.
+pub fn sets(setting: &str, key: &str) -> bool {
+    setting.split_once('=').is_some_and(|(name, _)| name.trim() == key)
 }
+
+/// Whether an option, a variable or a key of a configuration holds a secret: the last word of its name says so.
+fn is_secret(name: &str) -> bool {
+    let last = name.trim().rsplit(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default().to_ascii_lowercase();
+    SECRETS.iter().any(|word| last.ends_with(word))
+}
+
+/// What the last words of the names of secrets end with.
+const SECRETS: [&str; 6] = ["key", "keys", "token", "secret", "secrets", "password"];
 
 fn plain(value: Written) -> Value {
     match value {
@@ -136,16 +156,33 @@ fn plain(value: Written) -> Value {
     }
 }
 
-fn without_keys<S: Serializer>(command: &[String], to: S) -> Result<S::Ok, S::Error> {
+fn without_secrets<S: Serializer>(command: &[String], to: S) -> Result<S::Ok, S::Error> {
     to.collect_seq(hidden(command))
 }
 
 fn hidden(command: &[String]) -> Vec<String> {
-    let one = |argument: &String| match argument.split_once('=') {
-        Some((key, _)) if is_secret(key) => format!("{key}={HIDDEN}"),
-        _ => argument.clone(),
+    let words: Vec<&str> = command.iter().map(String::as_str).collect();
+    hidden_words(&words)
+}
+
+/// Hides the value after every `NAME=` and every `--name` of a secret, also in an argument that is a line of words itself.
+fn hidden_words(words: &[&str]) -> Vec<String> {
+    let mut named = false;
+    let mut one = |word: &&str| {
+        let value = std::mem::replace(&mut named, word.starts_with('-') && !word.contains('=') && is_secret(word));
+        if value { HIDDEN.to_owned() } else { hidden_word(word) }
     };
-    command.iter().map(one).collect()
+    words.iter().map(&mut one).collect()
+}
+
+fn hidden_word(word: &str) -> String {
+    let mut ends = word.match_indices('=').map(|(at, _)| at);
+    if let Some(at) = ends.find(|&at| is_secret(&word[..at])) {
+        return format!("{}={HIDDEN}", &word[..at]);
+    }
+    let words: Vec<&str> = word.split_whitespace().collect();
+    let told = if words.len() > 1 { hidden_words(&words) } else { Vec::new() };
+    if told.is_empty() || told == words { word.to_owned() } else { told.join(" ") }
 }
 
 /// The keys that a configuration and overrides set, with their values.
@@ -197,5 +234,37 @@ mod tests {
         let variant = Variant { name: "v".into(), command, url, dialect, ready, sha256: None, config: Some(set) };
         let told = serde_json::to_string(&variant).expect("JSON");
         assert!(told.contains("kv.pages=64") && !told.contains("s3cret"), "{told}");
+    }
+
+    #[test]
+    fn no_form_of_a_key_a_token_or_a_secret_is_told() {
+        let peer = |arguments: &[&str]| Variant {
+            name: "v".into(),
+            command: arguments.iter().map(|a| (*a).to_owned()).collect(),
+            url: String::new(),
+            dialect: Dialect::Native,
+            ready: health(),
+            sha256: None,
+            config: None,
+        };
+        for arguments in [
+            &["x", "--set=server.api_key=topsecret"][..],
+            &["x", "--set", "server.api_key = topsecret"],
+            &["x", "--api-key", "topsecret"],
+            &["x", "--api-key=topsecret"],
+            &["x", "--auth.token", "topsecret"],
+            &["env", "HF_TOKEN=topsecret", "x"],
+            &["sh", "-c", "exec x --client-secret topsecret --port 1"],
+        ] {
+            let variant = peer(arguments);
+            let told = serde_json::to_string(&variant).expect("JSON");
+            assert!(!told.contains("topsecret") && told.contains(HIDDEN), "{told}");
+            assert!(!variant.told_command().join(" ").contains("topsecret"));
+        }
+        let plain = ["x", "--max-tokens", "8", "--set", "prefill.token_budget=64", "--api-key-file", "/etc/key"];
+        assert_eq!(peer(&plain).told_command(), plain);
+        let own = peer(&["x", "-k", "Bearer:topsecret"]).told(Some("topsecret"));
+        assert_eq!(own.command, ["x", "-k", "Bearer:(hidden)"]);
+        assert_eq!(peer(&plain).told(Some("")).command, plain);
     }
 }

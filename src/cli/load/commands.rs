@@ -275,6 +275,12 @@ pub(super) struct StubArgs {
     /// Breaks every n-th stream in the middle.
     #[arg(long, default_value_t = 0, value_parser = limits::EVERY.parse::<u64>())]
     pub break_every: u64,
+    /// Speaks this dialect alone.
+    #[arg(long, value_enum)]
+    pub only: Option<Dialect>,
+    /// Refuses prompts of token ids.
+    #[arg(long)]
+    pub text_prompts: bool,
 }
 
 #[derive(Debug, Args)]

@@ -4,14 +4,22 @@ use std::path::PathBuf;
 
 use super::args::{ClientArgs, DeviceArgs, JudgeArgs, OutputArgs, PairArgs, WorkloadArgs};
 use super::commands::{RunArgs, SweepArgs};
+use super::ready::{note_given_up, runnable};
 use super::{Failure, Outcome, bar, binary, client_facts, exit, publish, workloads_of};
+use crate::config::Config;
 use crate::load::compare::{CompareOptions, compare};
+use crate::load::file;
 use crate::load::oracle::Oracle;
+use crate::load::render::Renderer;
 use crate::load::report::comparison;
-use crate::load::variant::Variant;
+use crate::load::variant::{Variant, sets};
+use crate::load::workload::Workload;
 
 /// Times that every server is started.
 const PAIRS: usize = 3;
+
+/// The keys that a sweep sets: of a budget and of a cap.
+const SWEPT: [&str; 2] = ["prefill.token_budget", "prefill.chunk_cap"];
 
 /// What both kinds are given.
 struct Compared<'a> {
@@ -45,9 +53,14 @@ impl Compared<'_> {
 
     fn run(&self, variants: Vec<Variant>) -> Outcome {
         let (options, logs) = (self.options()?, self.pairs.servers.logs());
-        std::fs::create_dir_all(logs)?;
+        file::make_folder(logs)?;
         let progress = bar();
-        let found = compare(variants, &options, logs, &progress)?;
+        let settle = |renderer: &mut Renderer, workloads: &[Workload]| {
+            note_given_up(renderer);
+            let kept = runnable(renderer, workloads.to_vec(), &self.work.workload).map(|(kept, _)| kept);
+            kept.map_err(|e| e.to_string())
+        };
+        let found = compare(variants, &options, &settle, logs, &progress)?;
         progress.finish_and_clear();
         publish(&comparison::text(&found), &found, || comparison::page(&found), self.output)?;
         Ok(exit(found.passed))
@@ -79,6 +92,9 @@ pub fn ab(args: &RunArgs, files: &[PathBuf]) -> Outcome {
 }
 
 pub fn sweep(args: &SweepArgs) -> Outcome {
+    if let Some(own) = SWEPT.iter().find(|key| args.settings.iter().any(|s| sets(s, key))) {
+        return Err(format!("{own} is what a sweep sets; leave it out of --set and give --budgets and --caps").into());
+    }
     let program = binary(&args.pairs.servers, 0, 1)?;
     let mut variants: Vec<Variant> = Vec::new();
     for budget in &args.budgets {
@@ -88,8 +104,12 @@ pub fn sweep(args: &SweepArgs) -> Outcome {
                 return Err(format!("the combination {name} is given twice; name every budget and cap once").into());
             }
             let quoted = if cap.parse::<u32>().is_ok() { cap.clone() } else { format!("\"{cap}\"") };
-            let own = [format!("prefill.token_budget={budget}"), format!("prefill.chunk_cap={quoted}")];
+            let own = [format!("{}={budget}", SWEPT[0]), format!("{}={quoted}", SWEPT[1])];
             let settings = [args.settings.as_slice(), &own].concat();
+            if args.pairs.servers.binary.is_empty() {
+                // Another program may have other keys.
+                Config::load(Some(&args.config), &settings).map_err(|e| format!("{name}: {e}"))?;
+            }
             variants.push(Variant::serve(&name, &program, &args.config, &settings)?);
         }
     }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::args::{ClientArgs, DeviceArgs, JudgeArgs, OutputArgs};
 use super::commands::{OpenArgs, PressureArgs, RunArgs};
-use super::ready::{connect, oracle_of, runnable};
+use super::ready::{connect, note_given_up, oracle_of, runnable};
 use super::{
     Failure, IDLE_WAIT, Outcome, Started, bar, checks, client_facts, exit, mix_up_to, publish, setup, start,
     workloads_of,
@@ -238,6 +238,9 @@ pub fn pressure(args: &PressureArgs) -> Outcome {
         Some(own) => Renderer::connect(own.target.clone(), ask.target.model.clone(), &dialects, client.seeding())?,
         None => connect(&ask.target, &dialects)?,
     };
+    if started.is_some() {
+        note_given_up(&renderer);
+    }
     has_pages(renderer.target(), pages)?;
     let oracle = oracle_of(&args.judge, &renderer)?;
     let shots = vec![Shot::new(args.prompt_tokens, args.output_tokens); args.burst as usize];

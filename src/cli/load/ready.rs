@@ -29,8 +29,13 @@ pub struct Skipped {
 pub fn connect(args: &TargetArgs, dialects: &[Dialect]) -> Result<Renderer, Failure> {
     let target = Target::new(args.url(), args.api_key.clone())?.within(args.client.timeout());
     let renderer = Renderer::connect(target, args.model.clone(), dialects, args.client.seeding())?;
-    dialects.iter().for_each(|&dialect| say_given_up(&renderer, dialect));
+    note_given_up(&renderer);
     Ok(renderer)
+}
+
+/// Says what the target does not take of the dialects that were probed.
+pub fn note_given_up(renderer: &Renderer) {
+    renderer.takes().keys().for_each(|&dialect| say_given_up(renderer, dialect));
 }
 
 fn say_given_up(renderer: &Renderer, dialect: Dialect) {

@@ -1,17 +1,21 @@
 //! `crucible load soak`: starts a server, records the solo answers of every request of the mix (or reads them), and runs the phases.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
 
 use super::commands::SoakArgs;
+use super::ready::note_given_up;
 use super::{Failure, Outcome, Started, bar, client_facts, exit, mix, publish, setup_alone, start};
 use crate::config::Config;
 use crate::load::drive::{Setup, record_oracle};
 use crate::load::interrupt;
-use crate::load::oracle::Oracle;
+use crate::load::open::Mix;
+use crate::load::oracle::{Oracle, OracleError};
 use crate::load::render::Renderer;
 use crate::load::report::soak::page;
-use crate::load::soak::{MemoryWatch, SoakPlan, SoakRun};
-use crate::load::watch::Watch;
+use crate::load::soak::{MemoryWatch, SoakPlan, SoakRun, WINDOWS_MAX};
+use crate::load::watch::{Watch, say};
 
 /// Runs the command.
 ///
@@ -28,6 +32,7 @@ pub fn run(args: &SoakArgs) -> Outcome {
     let begin = Instant::now();
     let memory = MemoryWatch::begin(running.id(), begin, || interrupt::raise("the server ended"));
     let renderer = Renderer::connect(target, None, &mix.dialects, args.client.seeding())?;
+    note_given_up(&renderer);
     let progress = bar();
     let oracle = match recorded {
         Some(oracle) => {
@@ -35,12 +40,9 @@ pub fn run(args: &SoakArgs) -> Outcome {
             oracle.covers(mix.wires(&renderer))?;
             oracle
         }
-        None => {
-            progress.set_message("recording the solo answers");
-            record_oracle(&setup_alone(&renderer, args.client.timeout()), mix.wires(&renderer), &progress)?
-        }
+        None => solo_answers(&renderer, &mix, args.client.timeout(), &progress)?,
     };
-    if let Some(path) = &args.oracle_out {
+    if let Some(path) = args.oracle_out.as_ref().filter(|_| !interrupt::raised()) {
         oracle.write(path)?;
     }
     let (threads, timeout) = (args.client.threads, args.client.timeout());
@@ -52,6 +54,22 @@ pub fn run(args: &SoakArgs) -> Outcome {
     soak.close(running.stop());
     publish(&soak.table(), &soak, || page(&soak), &args.output)?;
     Ok(exit(soak.passed))
+}
+
+/// The answers of every request of the mix alone; none of them when the measurement ends meanwhile, so that no phase follows.
+fn solo_answers(
+    renderer: &Renderer,
+    mix: &Mix,
+    timeout: Duration,
+    progress: &ProgressBar,
+) -> Result<Oracle, OracleError> {
+    say(progress, "recording the solo answers");
+    progress.set_message("recording the solo answers");
+    let recorded = record_oracle(&setup_alone(renderer, timeout), mix.wires(renderer), progress);
+    recorded.or_else(|e| {
+        // The hang-up at the end looks like a failure of the request.
+        if interrupt::raised() { Ok(Oracle::new(renderer.model(), renderer.seeding().seed)) } else { Err(e) }
+    })
 }
 
 fn plan(args: &SoakArgs, queue: u64) -> Result<SoakPlan, Failure> {
@@ -78,6 +96,9 @@ fn plan(args: &SoakArgs, queue: u64) -> Result<SoakPlan, Failure> {
     ];
     if spans.iter().any(|s| !(s.is_finite() && *s > 0.0)) {
         return Err("times and shares of a soak must be above 0".into());
+    }
+    if plan.mixed_s / plan.window_s > WINDOWS_MAX {
+        return Err(format!("--mixed-s comes in more than {WINDOWS_MAX} windows; give a longer --window-s").into());
     }
     Ok(plan)
 }

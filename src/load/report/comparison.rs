@@ -140,13 +140,14 @@ fn distributions(body: &mut String, c: &Comparison) {
     body.push_str(
         "<h2>Distributions</h2><p>Cumulative, in percent: the median of the rounds' quantiles, and the least and the greatest around it.</p>",
     );
-    for (at, workload) in c.workload_names().iter().enumerate() {
+    for workload in &c.workload_names() {
         let mut plots = String::new();
         for few in few_variants(c) {
             let of = |figure: fn(&Round) -> &Distribution| -> Vec<(&str, Vec<&Distribution>)> {
                 let rounds = |v: &Variant| {
                     let runs = c.runs.iter().filter(|r| !r.cut_short && r.variant == v.name);
-                    runs.filter_map(|r| r.workloads.get(at)).flat_map(|w| &w.rounds).map(figure).collect()
+                    let all = runs.flat_map(|r| &r.workloads).filter(|w| w.workload.name == *workload);
+                    all.flat_map(|w| &w.rounds).map(figure).collect()
                 };
                 few.iter().map(|v| (v.name.as_str(), rounds(v))).collect()
             };

@@ -39,6 +39,9 @@ const IDLE_WAIT: Duration = Duration::from_secs(60);
 /// Cancelled requests are given up when so many times their number were sent.
 const CANCEL_TRIES_MAX: usize = 6;
 
+/// Most windows of a mix.
+pub const WINDOWS_MAX: f64 = 100_000.0;
+
 /// How long and how much.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct SoakPlan {
@@ -180,6 +183,9 @@ impl SoakRun<'_> {
     /// The capacity and the phases, as far as the measurement goes.
     fn phases(&self, progress: &ProgressBar) -> (Calibration, Vec<Phase>) {
         let plan = self.plan;
+        if interrupt::raised() {
+            return (0.0, Vec::new());
+        }
         say(progress, &format!("capacity: {} s with {} requests in flight", plan.calibrate_s, plan.concurrency));
         progress.set_message("measuring the capacity");
         let unverified = Setup { oracle: None, ..self.setup.clone() };
@@ -296,8 +302,8 @@ impl Soak {
 
 /// `total` seconds in windows of `window`; the last takes what is left.
 fn windows(total: f64, window: f64) -> Vec<f64> {
-    let whole = (total / window.max(1.0)).floor().max(1.0) as usize;
-    let mut windows = vec![window.max(1.0).min(total); whole];
+    let whole = (total / window).floor().max(1.0) as usize;
+    let mut windows = vec![window.min(total); whole];
     windows[whole - 1] += (total - windows.iter().sum::<f64>()).max(0.0);
     windows
 }
@@ -311,5 +317,6 @@ mod tests {
         assert_eq!(windows(1_800.0, 60.0), vec![60.0; 30]);
         assert_eq!(windows(150.0, 60.0), [60.0, 90.0]);
         assert_eq!(windows(10.0, 60.0), [10.0]);
+        assert_eq!(windows(2.0, 0.5), [0.5; 4]);
     }
 }

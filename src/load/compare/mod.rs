@@ -1,6 +1,8 @@
 //! Paired comparison of servers: every round starts each variant anew, measures it and stops it; the order is reversed on every
 //! other round, and each variant is compared with the control of the same round. All rounds are kept, also when a later start fails.
 
+mod paired;
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -8,21 +10,23 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::burst::Rounds;
-use super::devices::{DeviceOptions, LoadedPair};
-use super::drive::{Setup, closed_loop};
-use super::figures::{Counts, Summary};
-use super::interrupt;
-use super::launch::{LaunchError, Running};
-use super::oracle::{Oracle, Verification};
-use super::render::{Renderer, Seeding};
-use super::report::{Check, ClientFacts, TargetFacts, WorkloadReport, check, unix_ms};
-use super::slo::Objective;
-use super::stats::{AcrossRounds, percent_change};
-use super::target::Target;
-use super::variant::Variant;
-use super::watch::{Observed, PageCheck, Watch, say};
-use super::workload::Workload;
+use crate::load::burst::Rounds;
+use crate::load::devices::{DeviceOptions, DevicesError, LoadedPair};
+use crate::load::drive::{Setup, closed_loop, wires_of};
+use crate::load::figures::Counts;
+use crate::load::interrupt;
+use crate::load::launch::{LaunchError, Running};
+use crate::load::oracle::{Oracle, Verification};
+use crate::load::render::{Renderer, Seeding};
+use crate::load::report::{Check, ClientFacts, TargetFacts, WorkloadReport, check, unix_ms};
+use crate::load::slo::Objective;
+use crate::load::stats::AcrossRounds;
+use crate::load::target::Target;
+use crate::load::variant::{Variant, found};
+use crate::load::watch::{Observed, PageCheck, Watch, say};
+use crate::load::workload::Workload;
+
+use self::paired::{asked_the_same, changes, loaded_pairs, workload_names};
 
 /// Names the form of the JSON.
 const FORMAT: &str = "crucible-load-comparison/3";
@@ -69,8 +73,10 @@ pub struct VariantRun {
     pub pair: usize,
     /// Place in the pair's order.
     pub order: usize,
-    /// It ended early, and its figures are compared with none.
+    /// It ended early, by a signal or with its server, and its figures are compared with none.
     pub cut_short: bool,
+    /// Workloads that it cannot be asked for.
+    pub skipped: Vec<String>,
     /// Address, model, /health and dialects.
     pub target: TargetFacts,
     /// Its /stats before the first warm-up.
@@ -153,37 +159,38 @@ pub struct Comparison {
     pub passed: bool,
 }
 
-type FigureOf = fn(&Summary) -> Option<AcrossRounds>;
+/// Settles what a server can be asked for, given all workloads, and says what is left out or given up and why; an error is the reason why
+/// it cannot be measured.
+pub type Settle<'a> = dyn Fn(&mut Renderer, &[Workload]) -> Result<Vec<Workload>, String> + 'a;
 
-/// The figures that are compared.
-const FIGURES: [(&str, FigureOf); 6] = [
-    ("ttft_p50_ms", |s| s.ttft_p50_ms),
-    ("ttft_p95_ms", |s| s.ttft_p95_ms),
-    ("gap_p50_ms", |s| s.gap_p50_ms),
-    ("gap_p95_ms", |s| s.gap_p95_ms),
-    ("gap_worst_ms", |s| s.gap_worst_ms),
-    ("output_tok_per_s", |s| s.output_tok_per_s),
-];
+/// What every start is measured with.
+struct Bench<'a> {
+    options: &'a CompareOptions,
+    settle: &'a Settle<'a>,
+    logs: &'a Path,
+    progress: &'a ProgressBar,
+}
 
-/// Starts, measures and stops every variant `pairs` times. Server output goes to files in `logs`. A server that cannot be started or asked
-/// ends the comparison, which keeps what was measured and says so in its checks.
+/// Starts, measures and stops every variant `pairs` times. Server output goes to files in `logs`. A server that cannot be started or asked,
+/// or that ends while it is measured, ends the comparison, which keeps what was measured and says so in its checks.
 ///
 /// # Errors
-/// A program cannot be read.
+/// Before anything is started: a program cannot be read, an address is none, or the devices cannot be watched.
 pub fn compare(
     mut variants: Vec<Variant>,
     options: &CompareOptions,
+    settle: &Settle<'_>,
     logs: &Path,
     progress: &ProgressBar,
 ) -> Result<Comparison, LaunchError> {
-    for variant in &mut variants {
-        variant.hash()?;
-    }
+    let targets = targets(&mut variants, options)?;
+    let bench = Bench { options, settle, logs, progress };
     let started_unix_ms = unix_ms();
     let (mut runs, mut failure) = (Vec::new(), None);
-    for (pair, order, variant) in schedule(&variants, options.pairs) {
+    for (pair, order, index) in schedule(variants.len(), options.pairs) {
+        let (variant, target) = (&variants[index], &targets[index]);
         say(progress, &format!("pair {} of {}: {}", pair + 1, options.pairs, variant.name));
-        match measure(variant, pair, order, options, logs, progress) {
+        match bench.measure(variant, target, pair, order) {
             Ok(run) => runs.push(run),
             Err(e) => failure = Some(format!("pair {}: {e}", pair + 1)),
         }
@@ -197,7 +204,8 @@ pub fn compare(
     let (loaded, changes) = (loaded_pairs(&variants, &complete), changes(&variants, &complete));
     let mut client = options.client.clone();
     client.set_against(runs.iter().flat_map(|r| &r.workloads).flat_map(|w| &w.rounds));
-    let checks = checks_over(&runs, options.pairs * variants.len(), failure.as_deref());
+    let mut checks = checks_over(&runs, options.pairs * variants.len(), failure.as_deref());
+    checks.extend(asked_the_same(&runs));
     Ok(Comparison {
         format: FORMAT,
         started_unix_ms,
@@ -206,7 +214,7 @@ pub fn compare(
         rounds: options.rounds,
         pairs: options.pairs,
         timeout_s: options.timeout.as_secs(),
-        variants,
+        variants: variants.into_iter().map(|v| v.told(options.api_key.as_deref())).collect(),
         runs,
         loaded,
         changes,
@@ -215,66 +223,96 @@ pub fn compare(
     })
 }
 
-/// Every start as (pair, place in its order, variant).
-fn schedule(variants: &[Variant], pairs: usize) -> impl Iterator<Item = (usize, usize, &Variant)> {
-    let count = variants.len();
+/// What can be wrong before anything is started: the programs, whose hashes it takes, the addresses, the program that tells of devices.
+fn targets(variants: &mut [Variant], options: &CompareOptions) -> Result<Vec<Target>, LaunchError> {
+    let mut targets = Vec::new();
+    for variant in variants {
+        let target = Target::new(&variant.url, options.api_key.clone());
+        let unfit = |e| LaunchError::Unfit { name: variant.name.clone(), message: format!("{e}") };
+        targets.push(target.map_err(unfit)?.within(options.timeout));
+        variant.hash()?;
+    }
+    if let Some(path) = options.devices.nvidia_smi.clone().filter(|path| !found(path).is_file()) {
+        return Err(DevicesError::Start { path, source: std::io::ErrorKind::NotFound.into() }.into());
+    }
+    Ok(targets)
+}
+
+/// Every start of `count` variants as (pair, place in its order, which of them).
+fn schedule(count: usize, pairs: usize) -> impl Iterator<Item = (usize, usize, usize)> {
     (0..pairs * count).map(move |start| {
         let (pair, order) = (start / count, start % count);
-        let index = if pair % 2 == 1 { count - 1 - order } else { order };
-        (pair, order, &variants[index])
+        (pair, order, if pair % 2 == 1 { count - 1 - order } else { order })
     })
 }
 
-fn measure(
-    variant: &Variant,
-    pair: usize,
-    order: usize,
-    options: &CompareOptions,
-    logs: &Path,
-    progress: &ProgressBar,
-) -> Result<VariantRun, LaunchError> {
-    progress.set_position(0);
-    progress.set_message(format!("{} starts", variant.name));
-    let log = logs.join(format!("{}-{pair}.log", variant.name.replace(['/', ' '], "-")));
-    let target = Target::new(&variant.url, options.api_key.clone())?.within(options.timeout);
-    let mut running = Running::start(variant, &target, &log)?;
-    running.wait_ready(&target, &variant.ready, options.ready_wait)?;
-    let mut dialects = vec![variant.dialect];
-    dialects.extend(options.workloads.iter().flat_map(|w| w.shots.iter().filter_map(|s| s.dialect)));
-    dialects.sort_unstable();
-    dialects.dedup();
-    dialects.sort_by_key(|&d| d != variant.dialect);
-    let renderer = Renderer::connect(target.clone(), options.model.clone(), &dialects, options.seeding)?;
-    let (threads, timeout) = (options.client.threads, options.timeout);
-    let (objectives, oracle) = (options.objectives.as_slice(), options.oracle.as_ref());
-    let setup = Setup { renderer: &renderer, threads, timeout, objectives, oracle };
-    let (facts, stats_before, begun) = (TargetFacts::of(&renderer), target.json("/stats"), Instant::now());
-    let watch = Watch::begin(target.clone(), &options.devices)?;
-    let measured = closed_loop(&setup, &options.workloads, options.rounds, progress);
-    let observed = watch.end();
-    let cut_short = interrupt::raised();
-    let pages = PageCheck::after(&target, stats_before.as_ref(), IDLE_WAIT);
-    let (elapsed, stats_after) = (begun.elapsed(), target.json("/stats"));
-    let mut checks = Vec::from(check::of_requests(&measured.workloads));
-    checks.extend(check::of_pages(stats_before.as_ref(), pages.as_ref()));
-    checks.extend(check::of_account(stats_before.as_ref(), stats_after.as_ref(), elapsed));
-    checks.extend(measured.verification.as_ref().map(check::of_verification));
-    checks.extend(measured.checks);
-    Ok(VariantRun {
-        variant: variant.name.clone(),
-        pair,
-        order,
-        cut_short,
-        target: facts,
-        stats_before,
-        stats_after,
-        pages,
-        observed,
-        warmups: measured.warmups,
-        workloads: measured.workloads,
-        verification: measured.verification,
-        checks,
-    })
+impl Bench<'_> {
+    fn measure(
+        &self,
+        variant: &Variant,
+        target: &Target,
+        pair: usize,
+        order: usize,
+    ) -> Result<VariantRun, LaunchError> {
+        let (options, progress) = (self.options, self.progress);
+        progress.set_position(0);
+        progress.set_message(format!("{} starts", variant.name));
+        let log = self.logs.join(format!("{}-{pair}.log", variant.name.replace(['/', ' '], "-")));
+        let mut running = Running::start(variant, target, &log)?;
+        running.wait_ready(target, &variant.ready, options.ready_wait)?;
+        let (renderer, workloads) = self.ready(variant, target)?;
+        let (threads, timeout) = (options.client.threads, options.timeout);
+        let (objectives, oracle) = (options.objectives.as_slice(), options.oracle.as_ref());
+        let setup = Setup { renderer: &renderer, threads, timeout, objectives, oracle };
+        let (facts, stats_before, begun) = (TargetFacts::of(&renderer), target.json("/stats"), Instant::now());
+        let watch = Watch::begin(target.clone(), &options.devices)?;
+        let measured = running.during(
+            || closed_loop(&setup, &workloads, options.rounds, progress),
+            |name, status| interrupt::raise(&format!("{name} ended while it was measured ({status})")),
+        );
+        let observed = watch.end();
+        let cut_short = interrupt::raised();
+        let pages = PageCheck::after(target, stats_before.as_ref(), IDLE_WAIT);
+        let (elapsed, stats_after) = (begun.elapsed(), target.json("/stats"));
+        let mut checks = Vec::from(check::of_requests(&measured.workloads));
+        checks.extend(check::of_pages(stats_before.as_ref(), pages.as_ref()));
+        checks.extend(check::of_account(stats_before.as_ref(), stats_after.as_ref(), elapsed));
+        checks.extend(measured.verification.as_ref().map(check::of_verification));
+        checks.extend(measured.checks);
+        let skipped = options.workloads.iter().map(|w| &w.name).filter(|&n| workloads.iter().all(|w| w.name != *n));
+        Ok(VariantRun {
+            variant: variant.name.clone(),
+            pair,
+            order,
+            cut_short,
+            skipped: skipped.cloned().collect(),
+            target: facts,
+            stats_before,
+            stats_after,
+            pages,
+            observed,
+            warmups: measured.warmups,
+            workloads: measured.workloads,
+            verification: measured.verification,
+            checks,
+        })
+    }
+
+    /// Asks a server that is ready how it can be asked; the oracle must be able to judge every answer.
+    fn ready(&self, variant: &Variant, target: &Target) -> Result<(Renderer, Vec<Workload>), LaunchError> {
+        let options = self.options;
+        let unfit = |message: String| LaunchError::Unfit { name: variant.name.clone(), message };
+        let (model, dialects) = (options.model.clone(), [variant.dialect]);
+        let mut renderer = Renderer::connect(target.clone(), model, &dialects, options.seeding)?;
+        let settled = self.progress.suspend(|| (self.settle)(&mut renderer, &options.workloads));
+        let workloads = settled.map_err(unfit)?;
+        if let Some(oracle) = &options.oracle {
+            oracle.fits(&renderer).map_err(|e| unfit(e.to_string()))?;
+            let wires = wires_of(&renderer, &workloads, options.rounds);
+            oracle.covers(wires).map_err(|e| unfit(e.to_string()))?;
+        }
+        Ok((renderer, workloads))
+    }
 }
 
 /// Each check of the starts, over all of them, after the one that all were made.
@@ -302,54 +340,6 @@ fn checks_over(runs: &[VariantRun], expected: usize, failure: Option<&str>) -> V
     over
 }
 
-/// The loaded medians of every variant against the control's of its own pair.
-fn loaded_pairs(variants: &[Variant], runs: &[&VariantRun]) -> Vec<LoadedPair> {
-    let Some((control, others)) = variants.split_first() else { return Vec::new() };
-    let others = |run: &&&VariantRun| others.iter().any(|v| v.name == run.variant);
-    let mut pairs: Vec<LoadedPair> = runs
-        .iter()
-        .filter(others)
-        .filter_map(|run| {
-            let own = runs.iter().find(|r| r.variant == control.name && r.pair == run.pair)?;
-            Some(own.observed.loaded.pair(run.pair, &run.variant, &run.observed.loaded))
-        })
-        .collect();
-    pairs.sort_by(|a, b| (a.pair, &a.variant).cmp(&(b.pair, &b.variant)));
-    pairs
-}
-
-fn changes(variants: &[Variant], runs: &[&VariantRun]) -> Vec<Change> {
-    let mut changes = Vec::new();
-    let Some((control, others)) = variants.split_first() else { return changes };
-    let find = |name: &str, pair: usize| runs.iter().find(|r| r.variant == name && r.pair == pair);
-    let pairs = runs.iter().map(|r| r.pair + 1).max().unwrap_or(0);
-    let workloads = runs.first().map(|r| r.workloads.as_slice()).unwrap_or_default();
-    for (at, workload) in workloads.iter().enumerate() {
-        for (figure, of) in FIGURES {
-            for other in others {
-                let paired = (0..pairs).filter_map(|pair| {
-                    let (a, b) = (find(&control.name, pair)?, find(&other.name, pair)?);
-                    let (control, variant) =
-                        (of(&a.workloads[at].summary)?.median, of(&b.workloads[at].summary)?.median);
-                    let percent = percent_change(control, variant);
-                    Some(PairedRound {
-                        pair,
-                        control,
-                        variant,
-                        percent,
-                        clocks_differ: a.observed.loaded.clocks_differ(&b.observed.loaded),
-                    })
-                });
-                let rounds: Vec<PairedRound> = paired.collect();
-                let percent = AcrossRounds::of(rounds.iter().map(|r| r.percent));
-                let (workload, variant) = (workload.workload.name.clone(), other.name.clone());
-                changes.push(Change { workload, figure, variant, rounds, percent });
-            }
-        }
-    }
-    changes
-}
-
 impl Comparison {
     /// The complete starts of a variant.
     pub fn runs_of<'a>(&'a self, variant: &'a str) -> impl Iterator<Item = &'a VariantRun> {
@@ -358,8 +348,7 @@ impl Comparison {
 
     /// The compared workloads, in order.
     pub fn workload_names(&self) -> Vec<String> {
-        let first = self.runs.first().map(|r| r.workloads.as_slice()).unwrap_or_default();
-        first.iter().map(|w| w.workload.name.clone()).collect()
+        workload_names(self.runs.iter())
     }
 
     /// The change of one figure across pairs, in percent.
@@ -374,6 +363,7 @@ mod tests {
     use super::*;
     use crate::load::devices::Loaded;
     use crate::load::dialect::Dialect;
+    use crate::load::figures::Summary;
 
     fn run(variant: &str, pair: usize, tok_per_s: f64, mhz: Option<f64>) -> VariantRun {
         let across = Some(AcrossRounds { median: tok_per_s, min: tok_per_s, max: tok_per_s });
@@ -393,6 +383,7 @@ mod tests {
             pair,
             order: 0,
             cut_short: false,
+            skipped: Vec::new(),
             target,
             stats_before: None,
             stats_after: None,
@@ -413,9 +404,8 @@ mod tests {
 
     #[test]
     fn the_order_of_the_starts_is_reversed_in_every_other_pair() {
-        let variants = [variant("a"), variant("b")];
-        let starts: Vec<_> = schedule(&variants, 3).map(|(pair, order, v)| (pair, order, v.name.as_str())).collect();
-        assert_eq!(starts, [(0, 0, "a"), (0, 1, "b"), (1, 0, "b"), (1, 1, "a"), (2, 0, "a"), (2, 1, "b")]);
+        let starts: Vec<_> = schedule(2, 3).collect();
+        assert_eq!(starts, [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0), (2, 0, 0), (2, 1, 1)]);
     }
 
     #[test]
@@ -430,6 +420,26 @@ mod tests {
         assert_eq!(told(&[], 4, Some("pair 1: x")).len(), 1);
         let cut = VariantRun { cut_short: true, ..run("a", 0, 60.0, None) };
         assert!(!told(&[cut], 1, None)[0].0, "a start that was cut short is not a measured one");
+    }
+
+    #[test]
+    fn a_form_or_a_workload_that_only_one_variant_gave_up_fails_the_comparison() {
+        use crate::load::dialect::Capabilities;
+        let words = Capabilities { token_prompts: false, ..Capabilities::best_of(Dialect::OpenaiCompletions) };
+        let plain = |variant: &str| run(variant, 0, 60.0, None);
+        let mut other = plain("b");
+        other.target.dialects.insert(Dialect::OpenaiCompletions, words);
+        let of = |runs: &[VariantRun]| asked_the_same(runs).map(|c| (c.passed, c.detail));
+        assert_eq!(of(&[]), None);
+        assert_eq!(of(&[plain("a"), plain("b")]), Some((true, "a: everything, b: everything".into())));
+        let lost = of(&[plain("a"), other.clone()]).expect("a check");
+        assert!(!lost.0 && lost.1.starts_with("a: everything, b: token ids are not taken"), "{lost:?}");
+        assert!(of(&[VariantRun { variant: "a".into(), ..other.clone() }, other]).is_some_and(|c| c.0));
+        let skips = VariantRun { skipped: vec!["w".into()], workloads: Vec::new(), ..plain("b") };
+        assert!(of(&[plain("a"), skips.clone()]).is_some_and(|c| !c.0 && c.1.ends_with("b: w is skipped")));
+        let runs = [&plain("a"), &skips];
+        let changes = changes(&[variant("a"), variant("b")], &runs);
+        assert!(!changes.is_empty() && changes.iter().all(|c| c.rounds.is_empty()), "nothing to compare it with");
     }
 
     #[test]
