@@ -184,7 +184,7 @@ impl SoakRun<'_> {
     fn phases(&self, progress: &ProgressBar) -> (Calibration, Vec<Phase>) {
         let plan = self.plan;
         if interrupt::raised() {
-            return (0.0, Vec::new());
+            return (Calibration::default(), Vec::new());
         }
         say(progress, &format!("capacity: {} s with {} requests in flight", plan.calibrate_s, plan.concurrency));
         progress.set_message("measuring the capacity");
