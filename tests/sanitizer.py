@@ -17,6 +17,8 @@ import sys
 import time
 
 PARTS = 12
+# Sequences and packed steps that all parts together must have played: those that `check packed` asks of the whole suite.
+LEAST = (1084, 878)
 
 
 def corpus(tool, parts):
@@ -52,7 +54,8 @@ def run(args, tool, check):
         tail = [line for line in lines if line.startswith("=========") or line.startswith("FAIL")]
         print("\n".join(f"    {line[:170]}" for line in tail[:20]))
     sys.stdout.flush()
-    return code == 0 and bool(summary)
+    played = re.search(r"(\d+) sequences in packed plays, (\d+) packed steps", output)
+    return code == 0 and bool(summary), tuple(map(int, played.groups())) if played else (0, 0)
 
 
 def main():
@@ -68,7 +71,14 @@ def main():
     first, _, last = args.parts.partition("-")
     parts = range(int(first), int(last or first) + 1)
     tools = ["memcheck", "racecheck", "initcheck"] if args.tool == "all" else [args.tool]
-    bad = sum(not run(args, tool, check) for tool in tools for check in corpus(tool, parts))
+    bad = 0
+    for tool in tools:
+        results = [run(args, tool, check) for check in corpus(tool, parts)]
+        bad += sum(not clean for clean, _ in results)
+        if tool == "memcheck" and len(parts) == PARTS:
+            whole = tuple(map(sum, zip(*(played for _, played in results))))
+            print(f"all parts: {whole[0]} sequences, {whole[1]} packed steps, of at least {LEAST[0]} and {LEAST[1]}")
+            bad += any(got < least for got, least in zip(whole, LEAST))
     print(f"{bad} runs that found something or did not end")
     sys.exit(bad > 0)
 

@@ -299,7 +299,7 @@ impl Run<'_, '_> {
         let (sequences, packed, sets, orders) = (t.sequences, t.packed, t.sets, t.orders.clone());
         let rules = t.rules.len();
         if sets > 0 {
-            // A small part may hold fewer than its share of the whole, six sets in a row do not.
+            // A small part may hold fewer than its share of the whole; who plays all of them adds them up (tests/sanitizer.py).
             let halves = if sets < 6 { 1 } else { 2 };
             let least = |of: u64| (of * sets * halves).div_ceil(48);
             self.stage.reached(&format!("{} sequences for {sets} sets", least(LEAST.0)), sequences >= least(LEAST.0));

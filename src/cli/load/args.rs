@@ -215,6 +215,20 @@ fn first_given(flags: &[(&'static str, bool)]) -> Option<&'static str> {
     flags.iter().find(|(_, given)| *given).map(|(flag, _)| *flag)
 }
 
+/// What a server of this project is started with.
+#[derive(Debug, Args)]
+pub(super) struct ServedArgs {
+    /// The server's configuration; a sweep sets budget and cap on top of it.
+    #[arg(long)]
+    pub config: PathBuf,
+    /// Overrides one key of it, such as executor.backend=cuda.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub settings: Vec<String>,
+    /// Sent as bearer token and x-api-key, where the configuration asks for one.
+    #[arg(long)]
+    pub api_key: Option<String>,
+}
+
 #[derive(Debug, Args)]
 pub(super) struct MixArgs {
     /// Surfaces, in turn; all by default.

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::args::{
-    AskArgs, ClientArgs, DeviceArgs, JudgeArgs, MixArgs, OutputArgs, PairArgs, ServerArgs, TargetArgs, WorkloadArgs,
+    AskArgs, ClientArgs, DeviceArgs, JudgeArgs, MixArgs, OutputArgs, PairArgs, ServedArgs, ServerArgs, TargetArgs,
+    WorkloadArgs,
 };
 use crate::load::arrivals::Law;
 use crate::load::dialect::Dialect;
@@ -153,15 +154,8 @@ pub(super) struct PressureArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct SweepArgs {
-    /// The server's configuration; the sweep sets budget and cap on top of it.
-    #[arg(long)]
-    pub config: PathBuf,
-    /// Overrides one key of it, such as executor.backend=cuda.
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub settings: Vec<String>,
-    /// Sent as bearer token and x-api-key, where the configuration asks for one.
-    #[arg(long)]
-    pub api_key: Option<String>,
+    #[command(flatten)]
+    pub served: ServedArgs,
     #[command(flatten)]
     pub work: WorkloadArgs,
     #[command(flatten)]
@@ -184,15 +178,8 @@ pub(super) struct SweepArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct SoakArgs {
-    /// The server's configuration.
-    #[arg(long)]
-    pub config: PathBuf,
-    /// Overrides one key of it, such as executor.backend=cuda.
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub settings: Vec<String>,
-    /// Sent as bearer token and x-api-key, where the configuration asks for one.
-    #[arg(long)]
-    pub api_key: Option<String>,
+    #[command(flatten)]
+    pub served: ServedArgs,
     #[command(flatten)]
     pub client: ClientArgs,
     #[command(flatten)]

@@ -92,7 +92,7 @@ pub fn ab(args: &RunArgs, files: &[PathBuf]) -> Outcome {
 }
 
 pub fn sweep(args: &SweepArgs) -> Outcome {
-    if let Some(own) = SWEPT.iter().find(|key| args.settings.iter().any(|s| sets(s, key))) {
+    if let Some(own) = SWEPT.iter().find(|key| args.served.settings.iter().any(|s| sets(s, key))) {
         return Err(format!("{own} is what a sweep sets; leave it out of --set and give --budgets and --caps").into());
     }
     let program = binary(&args.pairs.servers, 0, 1)?;
@@ -105,12 +105,12 @@ pub fn sweep(args: &SweepArgs) -> Outcome {
             }
             let quoted = if cap.parse::<u32>().is_ok() { cap.clone() } else { format!("\"{cap}\"") };
             let own = [format!("{}={budget}", SWEPT[0]), format!("{}={quoted}", SWEPT[1])];
-            let settings = [args.settings.as_slice(), &own].concat();
+            let settings = [args.served.settings.as_slice(), &own].concat();
             if args.pairs.servers.binary.is_empty() {
                 // Another program may have other keys.
-                Config::load(Some(&args.config), &settings).map_err(|e| format!("{name}: {e}"))?;
+                Config::load(Some(&args.served.config), &settings).map_err(|e| format!("{name}: {e}"))?;
             }
-            variants.push(Variant::serve(&name, &program, &args.config, &settings)?);
+            variants.push(Variant::serve(&name, &program, &args.served.config, &settings)?);
         }
     }
     if variants.len() < 2 {
@@ -123,7 +123,7 @@ pub fn sweep(args: &SweepArgs) -> Outcome {
         judge: &args.judge,
         devices: &args.devices,
         output: &args.output,
-        api_key: args.api_key.as_ref(),
+        api_key: args.served.api_key.as_ref(),
         model: None,
     };
     compared.run(variants)

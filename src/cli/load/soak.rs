@@ -23,12 +23,18 @@ use crate::load::watch::{Watch, say};
 /// Arguments, the configuration, a server that does not start, files that cannot be written.
 pub fn run(args: &SoakArgs) -> Outcome {
     let mix = mix(&args.mix)?;
-    let config = Config::load(Some(&args.config), &args.settings)?;
+    let config = Config::load(Some(&args.served.config), &args.served.settings)?;
     let plan = plan(args, config.limits.max_queue as u64)?;
     let recorded = args.verify.as_deref().map(Oracle::read).transpose()?;
     let client = client_facts(args.client.threads, args.capacity)?;
-    let Started { variant, target, mut running } =
-        start("soak", &args.servers, &args.config, &args.settings, args.api_key.as_ref(), args.client.timeout())?;
+    let Started { variant, target, mut running } = start(
+        "soak",
+        &args.servers,
+        &args.served.config,
+        &args.served.settings,
+        args.served.api_key.as_ref(),
+        args.client.timeout(),
+    )?;
     let begin = Instant::now();
     let memory = MemoryWatch::begin(running.id(), begin, || interrupt::raise("the server ended"));
     let renderer = Renderer::connect(target, None, &mix.dialects, args.client.seeding())?;

@@ -83,7 +83,7 @@ def main():
     parser.add_argument("--libraries")
     parser.add_argument("--cache")
     parser.add_argument("--only", default="")
-    parser.add_argument("--seconds", type=int, default=120, help="that a check gets")
+    parser.add_argument("--seconds", type=int, default=240, help="that a check gets")
     parser.add_argument("--jobs", type=int, default=4, help="checks side by side")
     args = parser.parse_args()
     patches = [p for p in sorted(HERE.glob("*.patch")) if args.only in p.name]
