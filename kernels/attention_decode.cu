@@ -5,7 +5,9 @@
 // FUSED 1 also rotates q and k, and stores the position's k and v into the pools (the pool is never read at the entry's own position);
 // FUSED 0 expects rope_kv to have run. Grid: (kv_heads * ceil(group/block_heads), entries, splits); a block takes every so many-th
 // segment, the one that finishes last folds the partial results in segment order. Block: 256 threads.
-// What the history holds is older than this pass, so a fused block asks for its keys and values before it waits for its predecessor.
+// What the history holds is older than this pass, so a fused block asks for its keys and values before it waits for its predecessor. The
+// slot and the position that lead there are written by the pass's first kernel: in layer 0 a block waits for that before it reads them, and
+// before it lets any later kernel of the pass begin.
 // Keys and values come through rings of DEPTH stages of 64 positions (cp.async, whole rows). Scores and weights: a thread is one of 64
 // positions and one head. Values: a thread is one component. With oq the result is quantised: a warp holds one activation block.
 // Shared memory, dynamic: (HEADS*D + D + HEADS*capacity + DEPTH*64*(2*D + 4)) floats, capacity = min(segment, history rounded up to 256).
@@ -168,6 +170,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) attend_decode(AttendArgs a)
     __shared__ float maxima[HEADS][2], sums[HEADS][8];
     __shared__ u32 pages[PAGES];
     __shared__ int is_last;
+    if (FUSED && a.layer == 0) grid_wait();
     grid_launch_next();
     if (!FUSED) grid_wait();
     const int token = a.entries ? a.entries[blockIdx.y] : blockIdx.y, kv_dim = a.kv_heads * D;

@@ -165,6 +165,8 @@ __device__ __forceinline__ void attend_prefill(const AttendArgs& a) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128) attend_prefill_8x4(AttendArgs a) { attend_prefill<8, 4>(a); }
-extern "C" __global__ void __launch_bounds__(128) attend_prefill_4x4(AttendArgs a) { attend_prefill<4, 4>(a); }
-extern "C" __global__ void __launch_bounds__(128) attend_prefill_16x1(AttendArgs a) { attend_prefill<16, 1>(a); }
+// Left to itself (0) the compiler makes room for so many blocks of head dimension 32 that it spills (sm_86, sm_89).
+#define BLOCKS_AT_LEAST (HEAD_DIM == 32 ? 1 : 0)
+extern "C" __global__ void __launch_bounds__(128, BLOCKS_AT_LEAST) attend_prefill_8x4(AttendArgs a) { attend_prefill<8, 4>(a); }
+extern "C" __global__ void __launch_bounds__(128, BLOCKS_AT_LEAST) attend_prefill_4x4(AttendArgs a) { attend_prefill<4, 4>(a); }
+extern "C" __global__ void __launch_bounds__(128, BLOCKS_AT_LEAST) attend_prefill_16x1(AttendArgs a) { attend_prefill<16, 1>(a); }

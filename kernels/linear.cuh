@@ -26,9 +26,11 @@ struct LinearArgs {
 #define KIND_BLOCK 2
 #define KIND_BLOCK_MIN 3
 
-// A kernel launched with programmatic serialisation may start before its predecessor has ended: nothing that a predecessor wrote is
-// read before grid_wait. A kernel lets its successor in early only where it is bound by latency: blocks that wait are placed unevenly,
-// which costs a kernel that fills the device more than the launch that it saves.
+// A kernel launched with programmatic serialisation may start before its predecessor has ended, and before what went ahead of that one:
+// nothing that a kernel of this pass wrote is read before grid_wait, which waits until every one of them has ended. What is older than
+// the pass may be read at once, because its first kernel is not launched early; fused attention says what more it reads and why.
+// A kernel lets its successor in early only where it is bound by latency: blocks that wait are placed unevenly, which costs a kernel
+// that fills the device more than the launch that it saves.
 // No kernel parameter is __restrict__: through a constant restricted pointer the compiler reads ahead of the wait.
 __device__ __forceinline__ void grid_wait() {
 #if __CUDA_ARCH__ >= 900
@@ -37,7 +39,7 @@ __device__ __forceinline__ void grid_wait() {
 }
 __device__ __forceinline__ void grid_launch_next() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 

@@ -1,9 +1,11 @@
 // out[r][n] = epilogue(chain sums) for few rows with f32 or int8 weights, on f32 fused multiply-adds: the shape of decode.
 //
-// One block of 256 threads computes tiles of OUTS*PER outputs of at most 16 rows, those from 16 blockIdx.y on. Warp g owns group g of the canonical order; a lane owns PER outputs and
-// the RL rows s, s + SETS, ... of its row set s: a weight is converted once for all its rows. The groups meet in shared memory.
+// One block of 256 threads computes tiles of OUTS*PER outputs of at most 16 rows, those from 16 blockIdx.y on. Warp g owns group g of the
+// canonical order; a lane owns PER outputs and the RL rows s, s + SETS, ... of its row set s: a weight is converted once for all its rows.
+// The groups meet in shared memory.
 // The first tile's weights are copied to shared memory before the wait for the predecessor, activations after it, by the warp that uses
-// them. Grid: (any, blocks stride over tiles; ceil(rows/16)). Shared memory, dynamic: rows_f32_bytes of the launcher. KIND is a macro (f32 or int8).
+// them. Grid: (any, blocks stride over tiles; ceil(rows/16)). Shared memory, dynamic: the launcher's FewRows::shared. KIND is a macro (f32
+// or int8).
 // Limits: k a multiple of 32 whose rows fit shared memory. Oracle: arith::linear_f32, arith::linear_int8.
 #include "linear.cuh"
 

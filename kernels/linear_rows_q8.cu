@@ -1,13 +1,16 @@
 // out[r][n] = epilogue(sum over blocks) for few rows with block weights, on int8 tensor cores: the shape of decode.
 //
-// One block of 256 threads computes 16 rows x 8*TILES outputs; the blocks of blockIdx.y take rows 16 y and on. Warp g owns group g of the canonical order: one mma m16n8k32 a block of 32
-// and tile of 8 outputs gives the exact integer sums, g = fma(f32(isum), dw*da, g) follows; the groups meet in shared memory.
+// One block of 256 threads computes 16 rows x 8*TILES outputs; the blocks of blockIdx.y take rows 16 y and on. Warp g owns group g of the
+// canonical order: one mma m16n8k32 a block of 32 and tile of 8 outputs gives the exact integer sums, g = fma(f32(isum), dw*da, g)
+// follows; the groups meet in shared memory.
 // Weights and their scales are constants: they are copied to shared memory before the wait for the predecessor, activations after it.
 // In the kernels _norm every block normalises and quantises its rows of x itself: for few rows that is sooner done than a kernel more.
 // Within a block of 32 the tensor core sees the inputs in another order than memory holds them, the same for both operands (exact sums).
 // With oq the epilogue of gate and up quantises: a warp then holds the 32 outputs of one activation block.
-// Grid: (ceil(n/(8*TILES)), or fewer with two buffers; ceil(rows/16)). Shared memory, dynamic: rows_q8_bytes of the launcher. KIND is a macro (block, with or without a minimum).
-// Limits: k a multiple of 32 whose rows fit shared memory. Oracle: arith::linear_q8.
+// Grid: (ceil(n/(8*TILES)), or fewer with two buffers; ceil(rows/16)). Shared memory, dynamic: the launcher's FewRows::shared. KIND is a
+// macro (block, with or without a minimum).
+// Limits: k a multiple of 32 whose rows fit shared memory; _norm: k at most 256*HELD. Oracle: arith::linear_q8; _norm: arith::rms_norm and
+// arith::quantise_activations before it.
 #include "linear.cuh"
 
 #define MINIMUM (KIND == KIND_BLOCK_MIN)

@@ -1,7 +1,7 @@
 // out[r][n] = epilogue(chain sums) for many rows with f32 or int8 weights, on f32 fused multiply-adds in registers.
 //
-// One block of 256 threads computes 16*TM rows x 64 outputs; a thread owns TM x 4 of them: the chain of its segment, the group's sum and the
-// three open nodes of the group tree. 16 components of rows and weights are staged at a time, transposed, double buffered.
+// One block of 256 threads computes 16*TM rows x 64 outputs; a thread owns TM x 4 of them: the chain of its segment, the group's sum and
+// the three open nodes of the group tree. 16 components of rows and weights are staged at a time, transposed, double buffered.
 // Grid: (ceil(n/64), ceil(rows/(16*TM))). Shared memory: static. k is a multiple of 32. KIND is a macro (f32 or int8).
 // Oracle: arith::linear_f32, arith::linear_int8.
 #include "linear.cuh"

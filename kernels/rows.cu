@@ -61,7 +61,7 @@ struct EmbedArgs {
     int n;
 };
 
-// The token of this block's row. Successors may look at slots and positions before they wait, once they are let in.
+// The token of this block's row.
 __device__ __forceinline__ u32 token_of(const EmbedArgs& a) {
     u32 id;
     if (!a.rows) {
@@ -76,9 +76,7 @@ __device__ __forceinline__ u32 token_of(const EmbedArgs& a) {
             a.position[row.slot] = start + 1;
             a.tok_slot[blockIdx.x] = row.slot;
             a.tok_pos[blockIdx.x] = start;
-            __threadfence();
         }
-        __syncthreads();
     }
     grid_launch_next();
     return id;

@@ -1,7 +1,7 @@
 // Selection of one token per wanted position by the canonical integer rule: no sort, exact sums, any top-k up to the vocabulary.
 //
-// Rows of slots with penalties or a bias are adjusted first (arith::adjusted_logit), into the slot's own copy; the raw logits stay as they are,
-// because log-probabilities are read from them. Other rows pass one branch.
+// Rows of slots with penalties or a bias are adjusted first (arith::adjusted_logit), into the slot's own copy; the raw logits stay as they
+// are, because log-probabilities are read from them. Other rows pass one branch.
 //
 // One block of 1024 threads a row of logits [vocab]. Order: (logit descending, id ascending). A kept set is always a prefix of that order,
 // described by a key and the last id kept among equals; each filter shortens it. The prefix whose count (top-k) or weight (top-p)
@@ -21,7 +21,7 @@ struct SelectRow {
     u32 slot;
     u32 is_last;      // the slot's last token becomes this one
     u32 adjusted;     // the slot has penalties or a bias, and the row selects one token
-    u32 lane;         // which of the host's two buffers takes the result
+    u32 lane;         // which of the two lanes takes the result
 };
 
 struct Adjustment {
@@ -46,8 +46,8 @@ struct SelectOut {
     u32 token, finite;
 };
 
-// Page-locked memory of the host, one buffer for each step in flight; null: nowhere.
-struct HostOut {
+// Where results go: page-locked memory of the host, a buffer [rows] for each step in flight.
+struct Lanes {
     SelectOut* lanes[2];
 };
 
@@ -250,7 +250,7 @@ __device__ __forceinline__ const float* adjust(const float* logits, const Adjust
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) select_token(const float* logits, const SelectRow* rows,
-                                                                   SelectOut* out, HostOut host, u32* last_token,
+                                                                   Lanes out, u32* last_token,
                                                                    AdjustArgs adjusting, int vocab) {
     __shared__ Scratch s;
     __shared__ u32 lowest_keys[32];
@@ -311,8 +311,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) select_token(const float* 
     }
     if (threadIdx.x == 0) {
         if (!finite) token = 0;
-        out[blockIdx.x] = {token, (u32)finite};
-        if (SelectOut* to = host.lanes[r.lane & 1]) to[blockIdx.x] = {token, (u32)finite};
+        out.lanes[r.lane & 1][blockIdx.x] = {token, (u32)finite};
         if (r.is_last) last_token[r.slot] = token;
         if (r.adjusted) adjusting.counts[(size_t)r.slot * vocab + token] += 1;
     }

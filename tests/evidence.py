@@ -121,17 +121,21 @@ def policy(args, folder):
 
 
 def soak(args, folder):
-    report = folder / "soak.json"
-    command = [args.binary, "load", "soak", "--config", args.config, *settings(args)]
-    command += ["--mixed-s", str(args.soak_s), "--stable-s", "20", "--overload-s", "10", "--calibrate-s", "5"]
-    command += ["--token-range", args.token_range, "--logs", folder / "logs"]
+    run = args.soak_run
+    report = folder / f"soak-{run}.json"
+    command = [args.binary, "load", "soak", "--config", args.config, *settings(args), "--seed", str(run)]
+    command += ["--mixed-s", str(args.soak_s), "--token-range", args.token_range, "--logs", folder / "logs"]
+    # The first one holds what lies around the mix in full.
+    around = 115
+    if run > 1:
+        command += ["--stable-s", "10", "--overload-s", "5", "--calibrate-s", "5", "--cancelled", "1000"]
+        around = 45
     if args.quick:
         command += ["--cancelled", "100", "--output-tokens", "12", "--prompt-tokens", "8,24"]
     # Text of more words would not fit the 1,024 positions of the seed's geometry, whose tokens are bytes.
     else:
         command += ["--prompt-tokens", "16,64,128"]
-    # The mix, and what lies around it.
-    yield Job("soak", [*command, "--out", report, "--html", report.with_suffix(".html")], args.soak_s + 115, report=report)
+    yield Job(f"soak {run}", [*command, "--out", report, "--html", report.with_suffix(".html")], args.soak_s + around, report=report)
 
 
 def memcheck(args, _):
@@ -413,6 +417,7 @@ def arguments():
     parser.add_argument("--token-range", default="300..30000")
     parser.add_argument("--workloads", help="of speed and policy, instead of the usual ones")
     parser.add_argument("--soak-s", type=int, default=480, help="seconds of the soak's mix")
+    parser.add_argument("--soak-run", type=int, default=1, help="which soak this is: its seed; from the second on what lies around the mix is short")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) - 1), help="that run side by side")
     parser.add_argument("--only", default="", help="jobs whose name holds this word")
     parser.add_argument("--seconds", type=float, help="no job gets longer")

@@ -107,9 +107,10 @@ const OF_LAUNCHERS: [(&str, &str); 9] = [
 ];
 
 /// Macros that are a kernel's own business.
-const OWN: [(&str, &str); 11] = [
+const OWN: [(&str, &str); 12] = [
     ("attention.cuh", "D"),
     ("attention_decode.cu", "KEY"),
+    ("attention_prefill.cu", "BLOCKS_AT_LEAST"),
     ("common.cuh", "FULL_MASK"),
     ("common.cuh", "INT_BIAS"),
     ("linear_rows_f32.cu", "SIZE"),
@@ -348,10 +349,10 @@ fn argument_structs_have_the_same_fields_in_the_same_places() {
     }
     // One of the host's buffers for each step in flight.
     let select = kernel("select.cu");
-    let lanes = between(&select, "struct HostOut {", "};");
+    let lanes = between(&select, "struct Lanes {", "};");
     assert!(lanes.contains(&format!("lanes[{STEPS_IN_FLIGHT}]")) && STEPS_IN_FLIGHT.is_power_of_two());
-    assert!(select.contains(&format!("host.lanes[r.lane & {}]", STEPS_IN_FLIGHT - 1)));
-    assert!(launchers.contains(&format!("pub host: [u64; {STEPS_IN_FLIGHT}]")));
+    assert!(select.contains(&format!("out.lanes[r.lane & {}]", STEPS_IN_FLIGHT - 1)));
+    assert!(launchers.contains("pub lanes: [u64; STEPS_IN_FLIGHT]"));
     let order = |text: &str| text.find("linear").zip(text.find("norm")).map(|(linear, norm)| linear < norm);
     let rows = kernel("linear_rows_q8.cu");
     assert_eq!(order(between(&rows, "struct NormedArgs {", "};")), Some(true));

@@ -1,6 +1,7 @@
 //! Arguments of the kernels, field by field as kernels/ declares them. Addresses come from buffers that outlive the step.
 
 use super::adjust::AdjustArgs;
+use crate::backend::STEPS_IN_FLIGHT;
 
 /// Rows that one block of the linear kernels of decode takes at most.
 pub const FEW_ROWS: usize = 16;
@@ -183,10 +184,8 @@ pub struct SelectBuffers {
     pub logits: u64,
     /// `SelectRow` a row.
     pub sampling: u64,
-    /// `SelectOut` a row.
-    pub out: u64,
-    /// The same in page-locked memory of the host, a buffer for each step in flight (`SelectRow::lane`); zeros: nowhere.
-    pub host: [u64; 2],
+    /// Where results go, `SelectOut` a row: for each step in flight (`SelectRow::lane`) a buffer, page-locked memory of the host.
+    pub lanes: [u64; STEPS_IN_FLIGHT],
     /// Last token of each slot.
     pub last_token: u64,
     /// Penalties, biases and counts; only touched for rows that are adjusted.

@@ -113,7 +113,7 @@ impl Device {
     ///
     /// # Safety
     /// `params` point at arguments of exactly the kernel's types, and every address in them is valid for the accesses that the kernel
-    /// makes at this grid: the typed launchers check both. `Overlap::Early` only for kernels that call `grid_wait` first.
+    /// makes at this grid: the typed launchers check both. `Overlap::Early` only for kernels that keep the rule of `grid_wait` (linear.cuh).
     ///
     /// # Errors
     /// The driver's.
@@ -200,7 +200,8 @@ pub struct LaunchShape {
 pub enum Overlap {
     /// After its predecessor.
     No,
-    /// Its blocks may become resident while the predecessor ends; the kernel itself waits before it reads.
+    /// Its blocks may become resident while the predecessor ends; the kernel itself waits before it reads what a kernel of this pass wrote
+    /// (linear.cuh has the rule, attention_decode.cu what it reads ahead).
     Early,
 }
 

@@ -148,11 +148,12 @@ fn plan_memory(
     need.check(free).map(|()| need)
 }
 
-fn lanes(device: &Rc<Device>, step_bytes: usize, limits: &PassLimits, logits: usize) -> Result<Vec<Lane>, DeviceError> {
+fn lanes(device: &Rc<Device>, limits: &PassLimits, g: &Geometry, logit_rows: usize) -> Result<Vec<Lane>, DeviceError> {
+    let (step, logits) = (PassMemory::step_bytes(limits, g), logit_rows * g.vocab);
     (0..STEPS_IN_FLIGHT)
         .map(|_| {
             Ok(Lane {
-                upload: PinnedBuffer::new(device, "the step", step_bytes)?,
+                upload: PinnedBuffer::new(device, "the step", step)?,
                 selected: PinnedBuffer::new(device, "selected tokens", limits.tokens)?,
                 logits: PinnedBuffer::new(device, "logits", logits)?,
                 begun: Event::new()?,
@@ -183,12 +184,10 @@ impl CudaBackend {
         let model = DeviceModel::upload(&device, profile, &weights).map_err(no_room)?;
         let pages = need.pages;
         let limits = PassLimits { slots: config.slots, tokens: need.tokens, pages };
-        let mut memory = PassMemory::new(&device, profile, &g, &limits).map_err(no_room)?;
         let host_logit_rows = config.host_logit_rows.max(config.slots);
-        let lanes = lanes(&device, memory.step.len(), &limits, host_logit_rows * g.vocab).map_err(unavailable)?;
-        for (at, lane) in memory.host_selected.iter_mut().zip(&lanes) {
-            *at = lane.selected.address();
-        }
+        let lanes = lanes(&device, &limits, &g, host_logit_rows).map_err(unavailable)?;
+        let selected = std::array::from_fn(|i| lanes[i].selected.address());
+        let memory = PassMemory::new(&device, profile, &g, &limits, selected).map_err(no_room)?;
         let facts = Facts {
             device: device.name.clone(),
             pages,
@@ -254,11 +253,12 @@ impl CudaBackend {
         self.refuse_captures = true;
     }
 
-    /// For checks: `PassMemory::poison` of the next step.
+    /// For checks: `PassMemory::poison` of the next step, whose lane no step in flight may hold.
     ///
     /// # Errors
     /// The driver's.
     pub fn poison(&mut self, bindings: &[SlotBinding]) -> Result<(), BackendError> {
+        debug_assert!(self.in_flight.len() < STEPS_IN_FLIGHT, "a step in flight holds the lane");
         let lane = &mut self.lanes[self.submitted % STEPS_IN_FLIGHT];
         lane.selected.slice_mut().fill(SelectOut { token: u32::MAX, finite: u32::MAX });
         self.pass.memory.poison(&self.pass.geometry, bindings).map_err(failed)

@@ -2,9 +2,10 @@
 //!
 //! Three classes: decode (every row one token, all wanted) has a graph per batch size, made at start and never evicted, because every
 //! size comes and the slots bound them; a single prefill row has at most `singleton` graphs with least-recently-used eviction; any other
-//! shape at most `packed`, 0 by default because real traffic rarely repeats a packed shape. Prefill shapes are recorded when they come a second time. A failed recording is remembered: that shape runs
-//! eagerly for as long as it keeps coming. Shapes without a graph, seen once or failed, are forgotten past `REMEMBERED_MAX`, the one
-//! used longest ago first.
+//! shape at most `packed`, 0 by default because packed steps came no sooner from graphs, though most of their shapes repeat
+//! (docs/results.md). Prefill shapes are recorded when they come a second time. A failed recording is remembered: that shape runs eagerly
+//! for as long as it keeps coming. Shapes without a graph, seen once or failed, are forgotten past `REMEMBERED_MAX`, the one used longest
+//! ago first.
 
 use std::collections::HashMap;
 

@@ -246,19 +246,18 @@ impl Kernels {
     /// Selects one token for each of `rows` rows of logits.
     ///
     /// # Errors
-    /// An empty vocabulary, or the driver's.
+    /// An empty vocabulary, a missing lane, or the driver's.
     pub fn select(&self, rows: usize, vocab: usize, buffers: SelectBuffers) -> Result<(), LaunchError> {
-        let SelectBuffers { logits, sampling, out, host, last_token, adjust } = buffers;
+        let SelectBuffers { logits, sampling, lanes, last_token, adjust } = buffers;
         require("select_token", rows > 0 && vocab > 0, || format!("{rows} rows of {vocab} logits"))?;
+        require("select_token", !lanes.contains(&0), || "a lane is missing".into())?;
         let n = vocab as i32;
         let shape = LaunchShape { grid: (rows as u32, 1, 1), threads: 1024, shared: 0 };
-        let params = params![logits, sampling, out, host, last_token, adjust, n];
+        let params = params![logits, sampling, lanes, last_token, adjust, n];
         // SAFETY: arguments of the kernel's types; the caller's buffers hold `rows` rows.
         Ok(unsafe { self.device.launch(&self.select, shape, Overlap::Early, params) }?)
     }
-}
 
-impl Kernels {
     /// Gives `bindings` slots their penalties and biases and zeroes their counts; `words` are those of `adjust::words`.
     ///
     /// # Errors

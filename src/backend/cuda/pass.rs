@@ -4,13 +4,13 @@
 use std::rc::Rc;
 
 use crate::arith::attention::score_scale;
-use crate::backend::SlotBinding;
+use crate::backend::{STEPS_IN_FLIGHT, SlotBinding};
 use crate::model::{Geometry, Profile, RopePairing};
 
 use super::adjust::{self, AdjustMemory};
 use super::args::{
-    AttendArgs, EmbedArgs, Epilogue, LinearArgs, NormArgs, NormedArgs, RopeArgs, Rows, SelectBuffers, SelectOut,
-    SelectRow, StepRow,
+    AttendArgs, EmbedArgs, Epilogue, LinearArgs, NormArgs, NormedArgs, RopeArgs, Rows, SelectBuffers, SelectRow,
+    StepRow,
 };
 use super::attention::Fusion;
 use super::driver::{Device, DeviceError};
@@ -102,10 +102,9 @@ pub struct PassMemory {
     pub v_pool: DeviceBuffer<f32>,
     /// `[wanted][vocab]`.
     pub logits: DeviceBuffer<f32>,
-    /// `[wanted]`.
-    pub selected: DeviceBuffer<SelectOut>,
-    /// Where the host reads the same: page-locked memory for each step in flight, which outlives this. Zeros: nowhere.
-    pub host_selected: [u64; 2],
+    /// Where selected tokens go, `SelectOut` `[wanted]` each: page-locked memory for each step in flight. Its owner keeps it until the
+    /// stream has done the last pass.
+    pub lanes: [u64; STEPS_IN_FLIGHT],
     tok_slot: DeviceBuffer<u32>,
     tok_pos: DeviceBuffer<u32>,
     tok_id: DeviceBuffer<u32>,
@@ -150,7 +149,8 @@ pub fn page_bytes(g: &Geometry) -> usize {
 
 impl PassMemory {
     /// Upload bytes of the largest step: one row a slot, every token wanted, every table rebound.
-    fn step_bytes(limits: &PassLimits, table: usize) -> usize {
+    pub(super) fn step_bytes(limits: &PassLimits, g: &Geometry) -> usize {
+        let table = g.context.div_ceil(16);
         let shape = PassShape {
             rows: limits.slots,
             tokens: limits.tokens,
@@ -162,11 +162,17 @@ impl PassMemory {
         shape.layout().end + 4 * (1 + limits.slots * (3 + table) + adjust::words_max(limits.slots))
     }
 
-    /// Allocates everything that a step may need.
+    /// Allocates everything that a step may need, beside `lanes`.
     ///
     /// # Errors
     /// Out of memory, naming what was wanted.
-    pub fn new(device: &Rc<Device>, profile: Profile, g: &Geometry, limits: &PassLimits) -> Result<Self, DeviceError> {
+    pub fn new(
+        device: &Rc<Device>,
+        profile: Profile,
+        g: &Geometry,
+        limits: &PassLimits,
+        lanes: [u64; STEPS_IN_FLIGHT],
+    ) -> Result<Self, DeviceError> {
         let (t, table) = (limits.tokens, g.context.div_ceil(16));
         let widest = g.hidden.max(g.q_dim()).max(g.ffn);
         let segments = g.context.div_ceil(profile.attention_segment());
@@ -174,7 +180,7 @@ impl PassMemory {
         let f32s = |what: &str, len: usize| DeviceBuffer::<f32>::zeroed(device, what, len);
         let u32s = |what: &str, len: usize| DeviceBuffer::<u32>::zeroed(device, what, len);
         Ok(Self {
-            step: DeviceBuffer::zeroed(device, "the step", Self::step_bytes(limits, table))?,
+            step: DeviceBuffer::zeroed(device, "the step", Self::step_bytes(limits, g))?,
             tables: u32s("page tables", limits.slots * table)?,
             table_stride: table,
             position: u32s("slot positions", limits.slots)?,
@@ -183,8 +189,7 @@ impl PassMemory {
             k_pool: f32s("the key pool", pool)?,
             v_pool: f32s("the value pool", pool)?,
             logits: f32s("logits", t * g.vocab)?,
-            selected: DeviceBuffer::zeroed(device, "selected tokens", t)?,
-            host_selected: [0; 2],
+            lanes,
             tok_slot: u32s("token rows", t)?,
             tok_pos: u32s("token rows", t)?,
             tok_id: u32s("token rows", t)?,
@@ -206,14 +211,13 @@ impl PassMemory {
 
 impl PassMemory {
     /// For checks: fills, in stream order, what a step with these bindings must not read: the uploaded step, token rows, activations,
-    /// logits, selections, and the tables and pages of the slots that change hands.
+    /// logits, and the tables and pages of the slots that change hands.
     ///
     /// # Errors
     /// The driver's.
     pub fn poison(&self, g: &Geometry, bindings: &[SlotBinding]) -> Result<(), DeviceError> {
         const BYTE: u8 = 0xff;
         self.step.fill_bytes(BYTE)?;
-        self.selected.fill_bytes(BYTE)?;
         self.quantised.fill_bytes(BYTE)?;
         self.given.q.fill_bytes(BYTE)?;
         for words in [&self.tok_slot, &self.tok_pos, &self.tok_id] {
@@ -344,10 +348,8 @@ impl Pass {
             self.linear(source, head, Target::new(m.logits.address(), g.vocab, Epilogue::Store))?;
             mark(Stage::Select);
             let sampling = step + layout.sampling as u64;
-            let (logits, out) = (m.logits.address(), m.selected.address());
-            let last = m.last_token.address();
-            let (host, adjust) = (m.host_selected, m.adjust.args());
-            let buffers = SelectBuffers { logits, sampling, out, host, last_token: last, adjust };
+            let (logits, last_token) = (m.logits.address(), m.last_token.address());
+            let buffers = SelectBuffers { logits, sampling, lanes: m.lanes, last_token, adjust: m.adjust.args() };
             self.kernels.select(shape.wanted, g.vocab, buffers)?;
         }
         Ok(())

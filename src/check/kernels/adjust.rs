@@ -11,7 +11,7 @@ use crate::arith::select::select;
 use crate::backend::cuda::adjust::{AdjustArgs, words};
 use crate::backend::cuda::args::{SelectBuffers, SelectOut, SelectRow};
 use crate::backend::cuda::memory::DeviceBuffer;
-use crate::backend::{Adjust, SamplingRow, SlotBinding, Step};
+use crate::backend::{Adjust, STEPS_IN_FLIGHT, SamplingRow, SlotBinding, Step};
 use crate::check::{Dice, Tally};
 
 /// Random penalties and biases, extremes and full lists among them.
@@ -137,8 +137,7 @@ fn select_round(
     let buffers = SelectBuffers {
         logits: raw,
         sampling: described,
-        out: out_at,
-        host: [0; 2],
+        lanes: [out_at; STEPS_IN_FLIGHT],
         last_token: last_at,
         adjust: slots.args(),
     };

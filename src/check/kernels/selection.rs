@@ -7,7 +7,7 @@ use crate::arith::rule::top_p_fixed;
 use crate::arith::select::select;
 use crate::backend::cuda::adjust::AdjustArgs;
 use crate::backend::cuda::args::{SelectBuffers, SelectOut, SelectRow};
-use crate::backend::{Rule, SamplingRow};
+use crate::backend::{Rule, STEPS_IN_FLIGHT, SamplingRow};
 use crate::check::{Dice, Tally};
 
 pub(super) fn logits(dice: &mut Dice, vocab: usize) -> Vec<f32> {
@@ -84,8 +84,7 @@ pub(super) fn run(bench: &Bench, options: &Options) -> Result<Vec<Tally>, Failur
         let buffers = SelectBuffers {
             logits: device_logits.address(),
             sampling: device_rows.address(),
-            out: out.address(),
-            host: [0; 2],
+            lanes: [out.address(); STEPS_IN_FLIGHT],
             last_token: last.address(),
             adjust: AdjustArgs::default(),
         };

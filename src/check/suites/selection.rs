@@ -15,7 +15,7 @@ use crate::backend::cpu::{Isa, kernels};
 use crate::backend::cuda::adjust::AdjustArgs;
 use crate::backend::cuda::args::{SelectBuffers, SelectOut};
 use crate::backend::cuda::memory::DeviceBuffer;
-use crate::backend::{Rule, SamplingRow};
+use crate::backend::{Rule, STEPS_IN_FLIGHT, SamplingRow};
 use crate::check::Dice;
 use crate::check::kernels::adjust::adjust;
 use crate::check::kernels::device_row;
@@ -243,8 +243,7 @@ fn selected(player: &Player, case: &Case) -> Result<Vec<Option<u32>>, Failure> {
     let buffers = SelectBuffers {
         logits: logits.address(),
         sampling: row.address(),
-        out: out.address(),
-        host: [0; 2],
+        lanes: [out.address(); STEPS_IN_FLIGHT],
         last_token: last.address(),
         adjust: AdjustArgs::default(),
     };
