@@ -62,7 +62,7 @@ def found(args):
 
 def settings(args, *more):
     """Overrides of a server's configuration."""
-    own = [f"executor.backend={args.backend}", *more]
+    own = [f"executor.backend={args.backend}", *args.set, *more]
     if args.libraries:
         own.append(f"executor.libraries={json.dumps(str(pathlib.Path(args.libraries).resolve()))}")
     return [w for setting in own for w in ("--set", setting)]
@@ -120,22 +120,27 @@ def policy(args, folder):
     yield Job("sweep", [*sweep, "--out", report, "--html", report.with_suffix(".html")], 590, report=report)
 
 
-def soak(args, folder):
-    run = args.soak_run
-    report = folder / f"soak-{run}.json"
-    command = [args.binary, "load", "soak", "--config", args.config, *settings(args), "--seed", str(run)]
-    command += ["--mixed-s", str(args.soak_s), "--token-range", args.token_range, "--logs", folder / "logs"]
-    # The first one holds what lies around the mix in full.
-    around = 115
-    if run > 1:
-        command += ["--stable-s", "10", "--overload-s", "5", "--calibrate-s", "5", "--cancelled", "1000"]
-        around = 45
+def soaking(args, folder, name, words, limit):
+    report = folder / (name.replace(" ", "-") + ".json")
+    command = [args.binary, "load", "soak", "--config", args.config, *settings(args), *words]
+    command += ["--token-range", args.token_range, "--logs", folder / "logs"]
     if args.quick:
         command += ["--cancelled", "100", "--output-tokens", "12", "--prompt-tokens", "8,24"]
     # Text of more words would not fit the 1,024 positions of the seed's geometry, whose tokens are bytes.
     else:
         command += ["--prompt-tokens", "16,64,128"]
-    yield Job(f"soak {run}", [*command, "--out", report, "--html", report.with_suffix(".html")], args.soak_s + around, report=report)
+    return Job(name, [*command, "--out", report, "--html", report.with_suffix(".html")], limit, report=report)
+
+
+def soak(args, folder):
+    run, around = args.soak_run, ["--calibrate-s", "5", "--stable-s", "10", "--overload-s", "5"]
+    around += [] if args.quick else ["--cancelled", "1000"]
+    yield soaking(args, folder, f"soak {run}", ["--seed", run, "--mixed-s", args.soak_s, *around], args.soak_s + 60)
+
+
+def phases(args, folder):
+    """What lies around the mix of a soak, in full: 60 s stable, 30 s overloaded, 10,000 cancelled; the mix is short."""
+    yield soaking(args, folder, "phases", ["--mixed-s", min(60, args.soak_s)], 300)
 
 
 def memcheck(args, _):
@@ -149,7 +154,7 @@ def mutants(args, _):
     yield Job("broken kernels", command, 590)
 
 
-STAGES = {"checks": checks, "speed": speed, "steps": steps, "policy": policy, "soak": soak, "memcheck": memcheck, "mutants": mutants}
+STAGES = {"checks": checks, "speed": speed, "steps": steps, "policy": policy, "soak": soak, "phases": phases, "memcheck": memcheck, "mutants": mutants}
 NEEDS_GPU = ("memcheck", "mutants")
 
 
@@ -414,10 +419,11 @@ def arguments():
     parser.add_argument("--libraries", help="folder of the kernel compiler")
     parser.add_argument("--cache", help="folder of compiled kernels")
     parser.add_argument("--config", default="config/seed-120m.toml", help="of the servers")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="overrides a key of the servers")
     parser.add_argument("--token-range", default="300..30000")
     parser.add_argument("--workloads", help="of speed and policy, instead of the usual ones")
     parser.add_argument("--soak-s", type=int, default=480, help="seconds of the soak's mix")
-    parser.add_argument("--soak-run", type=int, default=1, help="which soak this is: its seed; from the second on what lies around the mix is short")
+    parser.add_argument("--soak-run", type=int, default=1, help="which soak this is, and its seed")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) - 1), help="that run side by side")
     parser.add_argument("--only", default="", help="jobs whose name holds this word")
     parser.add_argument("--seconds", type=float, help="no job gets longer")
