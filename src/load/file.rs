@@ -3,7 +3,7 @@
 //! A new or regular file is written under a temporary name beside it and renamed; through a link, beside the link's target. A file that is
 //! replaced keeps its mode. A fifo, a terminal or a device is written in place.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -130,21 +130,24 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
         Place::InPlace => OpenOptions::new().append(true).open(path)?.write_all(bytes),
         Place::Replaced(end) => {
             let part = temporary(&end);
-            let put = write_part(&part, &end, bytes).and_then(|()| std::fs::rename(&part, &end));
+            let put = make_part(&part, &end).and_then(|(mut file, held)| {
+                held.map_or(Ok(()), |held| file.set_permissions(held))?;
+                file.write_all(bytes)?;
+                std::fs::rename(&part, &end)
+            });
             put.inspect_err(|_| drop(std::fs::remove_file(&part)))
         }
     });
     written.map_err(|source| WriteError { path: path.to_owned(), source })
 }
 
-/// Writes what takes the place of `end`, at no moment with more rights than that has.
-fn write_part(part: &Path, end: &Path, bytes: &[u8]) -> std::io::Result<()> {
+/// Makes what will take the place of `end`, at no moment with more rights than that has, and tells the rights of that; the process's mask may
+/// have taken some away.
+fn make_part(part: &Path, end: &Path) -> std::io::Result<(File, Option<Permissions>)> {
     let held = std::fs::metadata(end).ok().map(|held| held.permissions());
     let mode = held.as_ref().map_or(NEW_MODE, PermissionsExt::mode);
     let _ = std::fs::remove_file(part);
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(part)?;
-    held.map_or(Ok(()), |held| file.set_permissions(held))?;
-    file.write_all(bytes)
+    Ok((OpenOptions::new().write(true).create_new(true).mode(mode).open(part)?, held))
 }
 
 /// Of a new file, less what the process's mask takes away.
@@ -231,6 +234,10 @@ mod tests {
         let mode = || std::fs::metadata(&file).expect("a file").permissions().mode() & 0o777;
         for kept in [0o600, 0o666] {
             std::fs::set_permissions(&file, PermissionsExt::from_mode(kept)).expect("ours");
+            let (part, _) = make_part(&folder.join("part"), &file).expect("made");
+            let begun = part.metadata().expect("a file").permissions().mode() & 0o777;
+            assert_eq!(begun & !kept, 0, "never more than what it replaces: {begun:o}");
+            std::fs::remove_file(folder.join("part")).expect("ours");
             write(&file, b"new").expect("written");
             assert_eq!(mode(), kept);
         }
