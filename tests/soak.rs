@@ -5,7 +5,7 @@ mod load_support;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-use load_support::{failed_checks, json, signal};
+use load_support::{failed_checks, json, signal, until_counted};
 use serde_json::Value;
 
 fn soak(arguments: &[&str]) -> Output {
@@ -116,10 +116,17 @@ fn server_of(soak: u32) -> Option<u32> {
     children.split_whitespace().next()?.parse().ok()
 }
 
+/// Where a server listens that was started with its port as the last argument.
+fn address_of(server: u32) -> String {
+    let arguments = std::fs::read_to_string(format!("/proc/{server}/cmdline")).expect("its arguments");
+    let port = arguments.trim_end_matches('\0').rsplit("server.port=").next().expect("its port");
+    format!("http://127.0.0.1:{port}")
+}
+
 const FIRST_PHASE: &str = "stable, window 1 of 1";
 
-/// Begins a soak of more minutes than the test waits, and no more than a fast machine may plan, sends a signal to it or to its server when it
-/// has said `when`, and gives what it said and its report.
+/// Begins a soak of more minutes than the test waits, and no more than a fast machine may plan, sends a signal to it when it has said `when`,
+/// or to its server once that has work then, and gives what it said and its report.
 fn ended_once(when: &str, name: &str, to_server: bool, signal_name: &str) -> (Output, Value) {
     use std::io::{BufRead, BufReader, Read};
     let folder = folder(name);
@@ -132,7 +139,11 @@ fn ended_once(when: &str, name: &str, to_server: bool, signal_name: &str) -> (Ou
     while !told.contains(when) {
         assert_ne!(errors.read_line(&mut told).expect("a line"), 0, "{told}");
     }
-    let process = if to_server { server_of(child.id()).expect("the server") } else { child.id() };
+    let mut process = child.id();
+    if to_server {
+        process = server_of(process).expect("the server");
+        until_counted(&mut child, &address_of(process), "active_requests", 1);
+    }
     signal(process, signal_name);
     let mut output = child.wait_with_output().expect("its end");
     errors.read_to_string(&mut told).expect("the rest");
@@ -156,6 +167,8 @@ fn a_soak_whose_server_dies_ends_at_once_and_fails() {
         "{failed:?}"
     );
     assert!(report["phases"][0]["windows"][0]["server"].is_null() && report["stats_after"].is_null());
+    let counts = &report["phases"][0]["windows"][0]["counts"];
+    assert_eq!(counts["failed"], 0, "what nobody could answer is not counted: {counts}");
 }
 
 #[test]

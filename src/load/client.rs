@@ -123,6 +123,10 @@ fn work(
             let worker = Rc::clone(&worker);
             tokio::task::spawn_local(async move {
                 let record = worker.perform(job).await;
+                // What a dead server was asked counts nowhere.
+                if is_unanswered(&record) && ends_without_answer(&record).await {
+                    return;
+                }
                 let _ = worker.tell.send(record); // the caller may have stopped listening
             });
         }
@@ -136,6 +140,16 @@ fn work(
             tokio::select! { () = local => {}, () = interrupt::wait() => {} }
         });
     }
+}
+
+/// No whole answer came, or nothing at all.
+fn is_unanswered(record: &Record) -> bool {
+    record.bytes_received == 0 || matches!(record.outcome, Outcome::Failed { .. }) && record.status.is_none()
+}
+
+async fn ends_without_answer(record: &Record) -> bool {
+    // A request that was cancelled at once has had no time for a byte.
+    interrupt::ends_without_answer(record.bytes_received > 0 || record.outcome == Outcome::Cancelled).await
 }
 
 /// When an exchange ends at the latest, and how.

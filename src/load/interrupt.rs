@@ -11,12 +11,18 @@ use rustix::process::{Pid, Signal as Sent, kill_process_group};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
+use super::process::resident_bytes;
+
 /// Between two looks of a thread that sleeps.
 const LOOK: Duration = Duration::from_millis(20);
+/// Whoever watches a server tells of its end within this after its sockets were closed.
+const TOLD_WITHIN: Duration = Duration::from_secs(5);
+/// What was started may be the parent of what serves, and ends so much later.
+const PARENT_WITHIN: Duration = Duration::from_secs(1);
 
 /// Why the measurement ends early.
 static CAUSE: LazyLock<watch::Sender<Option<String>>> = LazyLock::new(|| watch::channel(None).0);
-/// Process groups of the servers that run.
+/// Process groups of the servers that run, each by its first process.
 static GROUPS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
 /// The signals, each with its name and number.
@@ -81,6 +87,20 @@ pub fn cause() -> Option<String> {
 pub async fn wait() {
     // The sender is never dropped.
     let _ = CAUSE.subscribe().wait_for(Option::is_some).await;
+}
+
+/// Whether the measurement ends because of what a request without a whole answer ran into: a server that was started has ended, and whoever
+/// watches it is about to say so. Nothing is waited for while all of them run, but for a moment when not a byte `came`.
+pub async fn ends_without_answer(came: bool) -> bool {
+    let servers = GROUPS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let patience = if servers.iter().any(|&server| resident_bytes(server).is_none()) {
+        TOLD_WITHIN
+    } else if !came && !servers.is_empty() {
+        PARENT_WITHIN
+    } else {
+        return raised();
+    };
+    tokio::time::timeout(patience, wait()).await.is_ok()
 }
 
 /// Sleeps, but no longer than the measurement lasts.

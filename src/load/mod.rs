@@ -27,6 +27,7 @@ pub mod launch;
 pub mod limits;
 pub mod open;
 pub mod oracle;
+mod process;
 pub mod prompts;
 pub mod render;
 pub mod report;

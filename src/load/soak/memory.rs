@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use crate::load::process::resident_bytes;
 use crate::load::report::Check;
 use crate::load::stats::quantile;
 
@@ -41,7 +42,6 @@ impl MemoryWatch {
         let (stopped, sink) = (Arc::clone(&stop), Arc::clone(&seen));
         let thread = std::thread::spawn(move || {
             while !stopped.load(Ordering::Acquire) {
-                // A process that has ended has no memory, even while nobody has waited for it.
                 let Some(resident_bytes) = resident_bytes(process) else { return gone() };
                 let sample = MemorySample { t_s: start.elapsed().as_secs_f64(), resident_bytes };
                 sink.lock().unwrap_or_else(PoisonError::into_inner).push(sample);
@@ -70,12 +70,6 @@ impl Drop for MemoryWatch {
             let _ = thread.join();
         }
     }
-}
-
-fn resident_bytes(process: u32) -> Option<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-    let line = status.lines().find(|l| l.starts_with("VmRSS:"))?;
-    line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kilobytes| kilobytes * 1024)
 }
 
 /// Compares the second quarter of the mix with its last: what is filled once is filled by then.
