@@ -13,6 +13,11 @@ const UPTIME: &str = "uptime_seconds";
 /// An uptime may fall behind this client's clock by so much and by a thousandth of the time between, and be the same process's.
 const UPTIME_MARGIN_S: f64 = 1.0;
 
+/// Whether /stats tells how long its process runs, by which a restart between two looks at it is seen.
+pub fn tells_uptime(stats: &Value) -> bool {
+    stats.get(UPTIME).and_then(Value::as_f64).is_some()
+}
+
 /// The same process answered both times, as its uptime tells; `elapsed` is the time from the first answer to the second question.
 ///
 /// # Errors

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::WorkloadReport;
 use crate::load::figures::Counts;
-use crate::load::growth::ServerGrowth;
+use crate::load::growth::{ServerGrowth, tells_uptime};
 use crate::load::job::Outcome;
 use crate::load::oracle::Verification;
 use crate::load::watch::{PageCheck, counter};
@@ -82,6 +82,16 @@ pub fn of_account(before: Option<&Value>, after: Option<&Value>, elapsed: Durati
         Ok(growth) => growth.map(|growth| Check::when(growth.balances(), name, growth.account())),
         Err(why) => Some(Check::failed(name, why)),
     }
+}
+
+/// How far a restart of the target would have been seen; that fails nothing, and is absent where the target tells how long it runs.
+pub fn of_restart(before: Option<&Value>) -> Option<Check> {
+    let told = match before {
+        Some(stats) if tells_uptime(stats) => return None,
+        Some(_) => "/stats tells no uptime_seconds: a restart could not be seen, but for a counter that fell",
+        None => "it has no /stats: a restart could not be seen",
+    };
+    Some(Check::when(true, "the target is one process, as far as it tells", told))
 }
 
 /// Every page is back; only where the server told of pages before. One that tells no more has failed.

@@ -139,12 +139,13 @@ impl Report {
         self.stats_after = target.json("/stats");
     }
 
-    /// Adds the checks of oracle, account and pages, where there are any, and that of the run's end; settles whether the run passed. `cut_short`
+    /// Adds the checks of oracle, account, process and pages, where there are any, and that of the run's end; settles whether the run passed. `cut_short`
     /// says why it ended early.
     pub fn settle(&mut self, cut_short: Option<&str>) {
         self.checks.extend(self.verification.as_ref().map(check::of_verification));
         let (before, after) = (self.stats_before.as_ref(), self.stats_after.as_ref());
         self.checks.extend(check::of_account(before, after, self.elapsed));
+        self.checks.extend(check::of_restart(before));
         self.checks.extend(check::of_pages(self.stats_before.as_ref(), self.pages.as_ref()));
         self.checks.extend(check::of_end(cut_short));
         self.client.set_against(self.workloads.iter().flat_map(|w| &w.rounds));

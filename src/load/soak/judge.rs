@@ -6,10 +6,13 @@ use crate::load::report::Check;
 use crate::load::watch::{Observed, PageCheck, counter};
 
 /// Every check of the phases and of the memory; the server's end is judged beside them. A phase that did not run is not judged: the end that
-/// came before it is.
+/// came before it is, or that it was left out.
 pub(super) fn judge(soak: &Soak) -> Vec<Check> {
     let phase = |name: &str| soak.phases.iter().find(|p| p.name == name).filter(|p| !p.windows.is_empty());
     let mut checks = everywhere(&soak.phases);
+    let left_out = soak.phases.iter().filter_map(|p| p.left_out.as_ref().map(|why| format!("{}: {why}", p.name)));
+    let left_out: Vec<String> = left_out.collect();
+    checks.extend((!left_out.is_empty()).then(|| Check::failed("every phase is run", left_out.join("; "))));
     checks.extend(phase("stable").map(stable));
     if let Some(overload) = phase("overload") {
         let lifetime = soak.stats_after.as_ref().and_then(|s| counter(s, "queue_peak"));
@@ -97,7 +100,7 @@ fn queue(overload: &Phase, observed: &Observed, lifetime: Option<u64>, bound: u6
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::BTreeMap;
 
     use serde_json::json;
@@ -133,7 +136,7 @@ mod tests {
         let packed = ServerGrowth { refused: 4, packed_batches: Some(2), ..inside(5) };
         let gone = Counts { submitted: 7, cancelled: 7, ..Counts::default() };
         let left = ServerGrowth { accepted: 7, cancelled: 7, ..ServerGrowth::default() };
-        let phase = |name, counts, server| Phase { name, rate_per_s: None, windows: vec![window(counts, server)] };
+        let phase = |name, counts, server| Phase::of(name, None, vec![window(counts, server)]);
         let mut all = vec![
             phase("stable", done(5), inside(5)),
             phase("overload", refused, packed),
@@ -144,9 +147,9 @@ mod tests {
         all
     }
 
-    /// A soak in which everything holds.
-    fn soak() -> Soak {
-        let plan = SoakPlan {
+    /// The plan of a small soak.
+    pub(in crate::load::soak) fn plan() -> SoakPlan {
+        SoakPlan {
             calibrate_s: 1.0,
             concurrency: 4,
             stable_s: 1.0,
@@ -157,7 +160,11 @@ mod tests {
             mixed_share: 0.5,
             window_s: 1.0,
             queue: 4,
-        };
+        }
+    }
+
+    /// A soak in which everything holds.
+    fn soak() -> Soak {
         let mix = Mix {
             dialects: vec![Dialect::Native],
             policies: Vec::new(),
@@ -183,7 +190,7 @@ mod tests {
             server,
             target: TargetFacts { url: String::new(), model: String::new(), health: None, dialects: BTreeMap::new() },
             seeding: Seeding { seed: 1, token_range: TokenRange::default() },
-            plan,
+            plan: plan(),
             mix,
             capacity_per_s: 1.0,
             phases: phases(),
@@ -276,7 +283,11 @@ mod tests {
     }
 
     #[test]
-    fn a_phase_that_did_not_run_is_not_judged() {
+    fn a_phase_that_did_not_run_is_not_judged_and_one_that_was_left_out_has_failed() {
         assert_eq!(failures(|s| s.phases.truncate(1)), "");
+        let left_out = |s: &mut Soak| {
+            (s.phases[3].windows, s.phases[3].left_out) = (Vec::new(), Some("too much".into()));
+        };
+        assert_eq!(failures(left_out), "every phase is run");
     }
 }

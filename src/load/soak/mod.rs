@@ -95,6 +95,14 @@ pub struct Phase {
     pub rate_per_s: Option<f64>,
     /// One, or one a minute.
     pub windows: Vec<Window>,
+    /// Why there is none, when the capacity asks for more than a run may hold.
+    pub left_out: Option<String>,
+}
+
+impl Phase {
+    fn of(name: &'static str, rate_per_s: Option<f64>, windows: Vec<Window>) -> Self {
+        Self { name, rate_per_s, windows, left_out: None }
+    }
 }
 
 /// What a soak found.
@@ -196,7 +204,7 @@ impl SoakRun<'_> {
         let stages: [&dyn Fn() -> Phase; 4] = [
             &|| self.open("stable", rate(0.5), &[plan.stable_s], progress),
             &|| self.open("overload", rate(plan.overload_factor), &[plan.overload_s], progress),
-            &|| Phase { name: "cancelled", rate_per_s: None, windows: vec![self.cancelled(progress)] },
+            &|| Phase::of("cancelled", None, vec![self.cancelled(progress)]),
             &|| self.open("mixed", rate(plan.mixed_share), &windows(plan.mixed_s, plan.window_s), progress),
         ];
         let phases = stages.iter().take_while(|_| !interrupt::raised()).map(|stage| stage()).collect();
@@ -219,10 +227,10 @@ impl SoakRun<'_> {
         };
         if let Err(why) = windows.iter().try_for_each(|&seconds| arrivals.check(seconds)) {
             say(progress, &format!("{name} is left out: {why}"));
-            return Phase { name, rate_per_s: Some(rate), windows: Vec::new() };
+            return Phase { left_out: Some(why), ..Phase::of(name, Some(rate), Vec::new()) };
         }
         let done = windows.iter().enumerate().take_while(|_| !interrupt::raised()).map(one).collect();
-        Phase { name, rate_per_s: Some(rate), windows: done }
+        Phase::of(name, Some(rate), done)
     }
 
     /// Requests in a closed loop, each cancelled by disconnect, until enough were.
@@ -311,6 +319,48 @@ fn windows(total: f64, window: f64) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::load::dialect::{Dialect, Policy};
+    use crate::load::prompts::TokenRange;
+    use crate::load::render::Renderer;
+    use crate::load::stub::{Stub, StubOptions};
+    use crate::load::target::Target;
+
+    #[test]
+    fn a_phase_of_a_window_that_wants_more_requests_than_a_run_may_hold_is_left_out_and_says_so() {
+        let stub = Stub::start(([127, 0, 0, 1], 0).into(), StubOptions::default()).expect("a stub");
+        let target = Target::new(&format!("http://{}", stub.address), None).expect("a target");
+        let seeding = Seeding { seed: 1, token_range: TokenRange::default() };
+        let renderer = Renderer::unprobed(target, "stub", Dialect::Native, seeding);
+        let (timeout, begin) = (Duration::from_secs(20), Instant::now());
+        let setup = Setup { renderer: &renderer, threads: 1, timeout, objectives: &[], oracle: None };
+        let mix = Mix {
+            dialects: vec![Dialect::Native],
+            policies: vec![Policy::Greedy],
+            prompts: vec![8],
+            output: 2,
+            variants: 1,
+            cancel_every: 0,
+            cancel_at: Vec::new(),
+        };
+        let memory = MemoryWatch::begin(std::process::id(), begin, || ());
+        let soak = SoakRun { setup, mix: &mix, plan: judge::tests::plan(), memory: &memory };
+        let phase = |rate: f64, windows: &[f64]| soak.open("mixed", rate, windows, &ProgressBar::hidden());
+        let done = phase(200.0, &[0.1, 0.1]);
+        assert_eq!((done.windows.len(), &done.left_out), (2, &None));
+        assert!(done.windows.iter().all(|w| w.round.counts.completed == w.round.counts.submitted));
+        // The first window would fit.
+        let none = phase(2e8, &[1e-6, 0.005_1]);
+        assert_eq!((none.windows.len(), none.rate_per_s), (0, Some(2e8)));
+        let why = none.left_out.expect("why");
+        assert!(why.contains("200000000 requests/s for 0.0051 s are more than 1000000 requests"), "{why}");
+        let sent: u64 = done.windows.iter().map(|w| w.round.counts.submitted as u64).sum();
+        assert_eq!(stub_requests(&renderer), sent);
+    }
+
+    fn stub_requests(renderer: &Renderer) -> u64 {
+        let stats = renderer.target().json("/stats").expect("statistics");
+        counter(&stats, "accepted_requests").expect("a counter")
+    }
 
     #[test]
     fn the_windows_of_a_mix_add_up_to_it() {
