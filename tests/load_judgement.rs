@@ -443,8 +443,47 @@ fn numbers_without_bounds_are_refused_with_theirs_and_abort_nothing() {
     let much =
         ["sustained", "--target", &good.url, "--dialects", "native", "--rate", "100000", "--duration-s", "604800"];
     fails(&much, &["more than 1000000 requests; lower the rate or the duration"]);
+    let many = ["soak", "--config", "config/cpu-test.toml", "--mixed-s", "604800", "--window-s", "0.001"];
+    fails(&many, &["--mixed-s comes in more than 100000 windows; give a longer --window-s"]);
     let wide = ["pressure", "--target", &good.url, "--burst", "100000", "--prompt-tokens", "1048576"];
     fails(&wide, &["the burst's prompt tokens in all"]);
+}
+
+/// No machine's: reserved for documentation.
+const ELSEWHERE: &str = "http://192.0.2.1:8080";
+
+#[test]
+fn the_mix_alone_is_recorded_from_a_target_of_its_own_dialects() {
+    let openai = Fake::start(|request| match request.path.as_str() {
+        "/v1/completions" => completion(asked(request)),
+        _ => missing(),
+    });
+    let oracle = file("mix.json");
+    let args = ["record-oracle", "--workload", "sustained", "--dialects", "openai-completions", "--out", text(&oracle)];
+    let output = load(&[&args[..], &["--target", &openai.url, "--output-tokens", "2"]].concat());
+    assert!(output.status.success(), "{}", said(&output));
+}
+
+#[test]
+fn a_target_that_does_not_tell_how_long_it_runs_is_said_to_hide_a_restart() {
+    let named = "ok   the target is one process, as far as it tells";
+    let told = |others: fn(&Request) -> Vec<u8>| {
+        let target = native_with(|request| native(asked(request)), others);
+        let output = load(&closed(&target.url));
+        assert!(output.status.success(), "{}", said(&output));
+        said(&output)
+    };
+    let counters =
+        told(|request| if request.path == "/stats" { json_of(&stats(request.generation)) } else { missing() });
+    assert!(counters.contains(named) && counters.contains("/stats tells no uptime_seconds"), "{counters}");
+    let silent = told(|_| missing());
+    assert!(silent.contains(named) && silent.contains("it has no /stats: a restart could not be seen"), "{silent}");
+    let aged = told(|request| {
+        let mut told = stats(request.generation);
+        told["uptime_seconds"] = json!(100.0);
+        if request.path == "/stats" { json_of(&told) } else { missing() }
+    });
+    assert!(!aged.contains(named), "{aged}");
 }
 
 #[test]
@@ -466,6 +505,20 @@ fn flags_that_would_do_nothing_are_refused() {
         &["record-oracle", "--out", "target/o.json", "--workload", "sustained", "--warmups", "3"],
         &["record-oracle", "--out", "target/o.json", "--workload", "sustained", "--trials", "1"],
         &["record-oracle", "--out", "target/o.json", "--workload", "sustained", "--prompts", "same"],
+        &["record-oracle", "--out", "target/o.json", "--workload", "sustained", "--cancel-every", "17"],
+        &["record-oracle", "--out", "target/o.json", "--workload", "sustained", "--cancel-at", "1tok"],
+        &["record-oracle", "--out", "target/o.json", "--workload", "sustained,tiny-2x1", "--cancel-at", "1tok"],
+        &["record-oracle", "--out", "target/o.json", "--workload", "sustained", "--dialect", "native"],
+        &["record-oracle", "--out", "target/o.json", "--workload", "tiny-2x1", "--threads", "2"],
+        &["run", "--workload", "tiny-2x1", "--workloads", "config/workloads/chat.toml"],
+        &["run", "--workload", "tiny-2x1", "--target", ELSEWHERE, "--gpu", "0"],
+        &["run", "--workload", "tiny-2x1", "--target", ELSEWHERE, "--nvidia-smi", "nvidia-smi"],
+        &["sustained", "--target", ELSEWHERE, "--gpu", "0"],
+        &["pressure", "--target", ELSEWHERE, "--gpu", "0"],
+        &["sustained", "--cancel-every", "0", "--cancel-at", "1tok"],
+        &["overload", "--dialects", "openai-chat,anthropic", "--policies", "greedy,min-p"],
+        &["soak", "--config", "config/cpu-test.toml", "--cancel-every", "0", "--cancelled", "0", "--cancel-at", "1tok"],
+        &["stub", "--only", "anthropic", "--text-prompts", "--listen", "192.0.2.1:1"],
         &["sustained", "--cancel-at", "900tok", "--output-tokens", "16"],
         &["pressure", "--config", "config/cpu-test.toml", "--set", "kv.pages=99"],
         &["pressure", "--config", "config/cpu-test.toml", "--set", "limits.max_queue=9"],

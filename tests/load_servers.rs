@@ -94,7 +94,8 @@ fn a_comparison_fails_when_requests_fail_or_nothing_is_answered() {
 fn every_flag_of_a_comparison_does_something_or_is_refused() {
     let folder = folder("ab-flags");
     let (out, logs, oracle) = (folder.join("ab.json"), folder.join("logs"), folder.join("oracle.json"));
-    let (a, b) = (described(&folder, "a", "", None), described(&folder, "b", "", None));
+    let html = folder.join("ab.html");
+    let (a, b) = (described(&folder, "a", "", None), described(&folder, "b", "", Some("exec $STUB # -k s3cret")));
     let common = ab(&a.file, &b.file, text(&logs));
     let lone = stub(&[]);
     let dialect = ["--dialect", "openai-completions", "--model", "stub"];
@@ -102,7 +103,7 @@ fn every_flag_of_a_comparison_does_something_or_is_refused() {
     let output = run(&[&["record-oracle", "--out", text(&oracle)], &recorded[..], &dialect].concat());
     assert!(output.status.success(), "{}", said(&output));
     let all = ["--capacity", "--slo", "ttft_p95_ms=60000", "--verify", text(&oracle), "--api-key", "s3cret"];
-    let output = run(&[&common[..], &dialect, &all, &["--out", text(&out)]].concat());
+    let output = run(&[&common[..], &dialect, &all, &["--out", text(&out), "--html", text(&html)]].concat());
     assert!(output.status.success(), "{}", said(&output));
     let report = json(&out);
     let run_of = &report["runs"][0];
@@ -115,12 +116,28 @@ fn every_flag_of_a_comparison_does_something_or_is_refused() {
         names.contains(&"tiny-4x1: ttft_p95_ms=60000") && names.contains(&"every output equals the oracle"),
         "{names:?}"
     );
-    assert!(!std::fs::read_to_string(&out).expect("the report").contains("s3cret"));
+    for file in [&out, &html] {
+        let told = std::fs::read_to_string(file).expect("the report");
+        assert!(told.contains("# -k (hidden)") && !told.contains("s3cret"), "{file:?}: {told}");
+    }
 
     let missed = run(&[&common[..], &["--slo", "e2e_p50_ms=0.000001"]].concat());
     assert_eq!(missed.status.code(), Some(1), "{}", said(&missed));
     let both = run(&[&common[..], &["--target", &lone.url]].concat());
     assert!(!both.status.success() && said(&both).contains("cannot be used with"), "{}", said(&both));
+    let program = run(&[&common[..], &["--binary", "/bin/true"]].concat());
+    let why = "--binary belongs to configurations, and a has a command";
+    assert!(!program.status.success() && said(&program).contains(why), "{}", said(&program));
+    let mixed = ab("config/cpu-test.toml", &b.file, text(&logs));
+    let programs = run(&[&mixed[..], &["--binary", "/bin/true", "--binary", "/bin/true"]].concat());
+    assert!(!programs.status.success() && said(&programs).contains("and b has a command"), "{}", said(&programs));
+    let own = folder.join("own.toml");
+    let named = std::fs::read_to_string(&a.file).expect("a file") + "dialect = 'native'\n";
+    std::fs::write(&own, named).expect("written");
+    let both_named = ab(text(&own), text(&own), text(&logs));
+    let spoken = run(&[&both_named[..], &["--dialect", "openai-chat"]].concat());
+    let why = "--dialect belongs to files that name none, and both do";
+    assert!(!spoken.status.success() && said(&spoken).contains(why), "{}", said(&spoken));
     let alone = run(&["run", "--workload", "tiny-4x1", "--target", &lone.url, "--pairs", "2"]);
     assert!(!alone.status.success() && said(&alone).contains("give --ab"), "{}", said(&alone));
     let sweep = ["sweep", "--config", "config/cpu-test.toml", "--workload", "tiny-4x1"];
@@ -194,10 +211,16 @@ fn a_signal_ends_the_servers_that_were_started_and_a_second_one_kills_them() {
 
 #[test]
 fn a_server_that_dies_while_it_is_measured_is_asked_no_more_and_compared_with_none() {
+    let number = folder("dies").join("number");
+    // The answer that the death cut short may count where the started shell outlives what answered; nothing after it does.
+    dies(&format!("echo $$ > {}; exec $STUB", text(&number)), "(signal: 9", 0);
+    dies(&format!("$STUB & echo $! > {}; wait; sleep 0.1", text(&number)), "(exit status: 0", 1);
+}
+
+fn dies(line: &str, how: &str, failed_most: u64) {
     let folder = folder("dies");
     let (out, logs, number) = (folder.join("ab.json"), folder.join("logs"), folder.join("number"));
-    let line = format!("echo $$ > {}; exec $STUB", text(&number));
-    let (a, b) = (described(&folder, "a", "", None), described(&folder, "b", "--gap-us 20000", Some(&line)));
+    let (a, b) = (described(&folder, "a", "", None), described(&folder, "b", "--gap-us 20000", Some(line)));
     let mut args = ab(&a.file, &b.file, text(&logs));
     args.extend(["--out", text(&out)]);
     *args.iter_mut().find(|a| **a == "2").expect("the trials") = "5000";
@@ -213,10 +236,44 @@ fn a_server_that_dies_while_it_is_measured_is_asked_no_more_and_compared_with_no
     let rounds: Vec<_> = report["changes"].as_array().expect("changes").iter().map(|c| c["rounds"].clone()).collect();
     assert!(rounds.iter().all(|r| r.as_array().is_some_and(Vec::is_empty)), "{rounds:?}");
     let failed = failed_checks(&report);
-    let cause = "1 of 4, then b ended while it was measured (signal: 9";
-    assert!(failed[0].0 == "every server is started and measured" && failed[0].1.starts_with(cause), "{failed:?}");
-    let sent = report["runs"][1]["workloads"][0]["rounds"].as_array().map(Vec::len);
-    assert!(sent < Some(5000), "nobody answers at its port any more: {sent:?} rounds");
+    let cause = format!("1 of 4, then b ended while it was measured {how}");
+    assert!(failed[0].0 == "every server is started and measured" && failed[0].1.starts_with(&cause), "{failed:?}");
+    let counts = &report["runs"][1]["workloads"][0]["summary"]["counts"];
+    let of = |name: &str| counts[name].as_u64().expect("a count");
+    assert!(of("completed") >= 1 && of("failed") <= failed_most, "what nobody could answer is not counted: {counts}");
+}
+
+#[test]
+fn a_server_that_dies_under_pressure_cuts_the_run_short() {
+    let folder = folder("dies-pressure");
+    let (out, logs, there) = (folder.join("x.json"), folder.join("logs"), folder.join("there"));
+    let _ = std::fs::remove_file(&there);
+    // The stub in the place of the server: the last argument is server.port=N.
+    let program = folder.join("program");
+    let script = format!(
+        "#!/bin/sh\nfor last; do :; done\nport=${{last#server.port=}}\necho \"$$ $port\" > {0}.part; mv {0}.part {0}\n\
+         exec {1} load stub --listen 127.0.0.1:$port --gap-us 500000\n",
+        text(&there),
+        env!("CARGO_BIN_EXE_crucible")
+    );
+    std::fs::write(&program, script).expect("written");
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a program");
+    let own = ["pressure", "--config", "config/cpu-test.toml", "--binary", text(&program), "--expect-pages", "0"];
+    let mut child = begun(&[&own[..], &["--logs", text(&logs), "--out", text(&out)]].concat());
+    while !there.exists() {
+        assert!(child.try_wait().expect("its state").is_none(), "{}", said(&ended(child)));
+        std::thread::yield_now();
+    }
+    let there = std::fs::read_to_string(&there).expect("number and port");
+    let (process, port) = there.trim().split_once(' ').expect("both");
+    until_counted(&mut child, &format!("http://127.0.0.1:{port}"), "accepted_requests", 10);
+    signal(process.parse().expect("a number"), "-KILL");
+    let output = ended(child);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let failed = failed_checks(&json(&out));
+    let cut = "cut short: pressure ended while it was measured (signal: 9";
+    let end = failed.iter().find(|f| f.0 == "the measurement ran to its end");
+    assert!(end.is_some_and(|f| f.1.starts_with(cut)), "{failed:?}");
 }
 
 #[test]
@@ -252,30 +309,82 @@ fn servers_that_are_not_asked_the_same_are_not_compared_in_silence() {
     let left_out = "skipped shared-packed-batch: the target does not take native requests";
     assert!(said(&output).contains(left_out), "{}", said(&output));
     assert_eq!(json(&out)["runs"][0]["skipped"], serde_json::json!(["shared-packed-batch"]));
+    args[2] = "tiny-4x1,shared-packed-batch";
+    let output = run(&[&args[..], &dialect].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let failed = failed_checks(&json(&out));
+    let why = "a is not measured: shared-packed-batch cannot be run: the target does not take native requests";
+    assert!(failed[0].1.contains(why), "named in full it is no matter of skipping: {failed:?}");
+}
+
+/// An oracle of two rounds of `tiny-4x1`, as the stub answers in this dialect.
+fn oracle_of(folder: &Path, dialect: &str) -> String {
+    let (path, lone) = (folder.join(format!("{dialect}.json")), stub(&[]));
+    let record = ["--workload", "tiny-4x1", "--warmups", "0", "--trials", "2", "--target", &lone.url];
+    let output = run(&[&["record-oracle", "--out", text(&path), "--dialect", dialect], &record[..]].concat());
+    assert!(output.status.success(), "{}", said(&output));
+    text(&path).to_owned()
 }
 
 #[test]
-fn an_oracle_must_be_able_to_judge_every_server_before_it_is_measured() {
+fn an_oracle_that_cannot_judge_the_last_server_is_refused_before_the_first_is_started() {
     let folder = folder("ab-oracle");
-    let (out, logs, oracle) = (folder.join("ab.json"), folder.join("logs"), folder.join("oracle.json"));
-    let (a, lone) = (described(&folder, "a", "", None), stub(&[]));
-    let record = ["--workload", "tiny-4x1", "--warmups", "0", "--trials", "2", "--target", &lone.url];
-    let output = run(&[&["record-oracle", "--out", text(&oracle)], &record[..]].concat());
-    assert!(output.status.success(), "{}", said(&output));
-    for (flag, value, why) in
-        [("--seed", "2", "recorded with seed 1, this run has 2"), ("--trials", "3", "does not know 4 of 12 requests")]
-    {
-        let mut args: Vec<&str> = ab(&a.file, &a.file, text(&logs));
-        if let Some(at) = args.iter().position(|a| *a == flag) {
+    let (out, logs) = (folder.join("ab.json"), folder.join("logs"));
+    let _ = (std::fs::remove_dir_all(&logs), std::fs::remove_file(&out));
+    let (a, native) = (described(&folder, "a", "", None), oracle_of(&folder, "native"));
+    let other = described(&folder, "other", "", None).file;
+    let spoken = std::fs::read_to_string(&other).expect("a file") + "dialect = 'openai-chat'\n";
+    std::fs::write(&other, spoken).expect("written");
+    let (old, missing) = (folder.join("old.json"), folder.join("missing.json"));
+    let text_of =
+        std::fs::read_to_string(&native).expect("an oracle").replace("crucible-oracle/1", "crucible-oracle/0");
+    std::fs::write(&old, text_of).expect("written");
+    let verify = |last: &str, oracle: &str, more: &[&str]| {
+        let mut args = ab(&a.file, last, text(&logs));
+        if let Some(at) = more.first().and_then(|flag| args.iter().position(|a| a == flag)) {
             args.drain(at..at + 2);
         }
-        let output = run(&[&args[..], &[flag, value, "--verify", text(&oracle), "--out", text(&out)]].concat());
-        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-        let report = json(&out);
-        assert_eq!(report["runs"].as_array().map(Vec::len), Some(0), "nothing was measured");
-        let failed = failed_checks(&report);
-        assert!(failed[0].1.contains("a is not measured: the oracle") && failed[0].1.contains(why), "{failed:?}");
+        run(&[&args[..], more, &["--verify", oracle, "--out", text(&out)]].concat())
+    };
+    for (last, oracle, more, why) in [
+        (
+            a.file.as_str(),
+            native.as_str(),
+            &["--seed", "2"][..],
+            "a is not measured: the oracle was recorded with seed 1",
+        ),
+        (&a.file, &native, &["--trials", "3"], "does not know 4 of 12 requests"),
+        (&a.file, &native, &["--model", "n"], "recorded with model stub, this run has n"),
+        ("config/cpu-test.toml", &native, &[], "cpu-test is not measured: the oracle was recorded with model stub"),
+        (&other, &native, &[], "other is not measured: the oracle does not know 8 of 8 requests"),
+        (&a.file, text(&old), &[], "is no oracle of this version: its format is crucible-oracle/0"),
+        (&a.file, text(&missing), &[], "cannot read the oracle"),
+    ] {
+        let output = verify(last, oracle, more);
+        assert!(!output.status.success() && said(&output).contains(why), "{why}: {}", said(&output));
+        let started = std::fs::read_dir(&logs).map_or(0, Iterator::count);
+        assert!(started == 0 && !out.exists(), "{why}: nothing was started");
     }
+}
+
+#[test]
+fn an_oracle_that_only_a_start_can_refuse_costs_no_round_that_was_measured() {
+    let folder = folder("ab-oracle-late");
+    let (out, logs) = (folder.join("ab.json"), folder.join("logs"));
+    let ids = oracle_of(&folder, "openai-completions");
+    let (a, b) = (described(&folder, "a", "", None), described(&folder, "b", "--text-prompts", None));
+    let more = ["--dialect", "openai-completions", "--verify", &ids, "--out", text(&out)];
+    // What a server may be unable to be asked for is not wanted of the oracle before it is known.
+    let mut skipping = ab(&a.file, &a.file, text(&logs));
+    skipping[2] = "tiny-4x1,shared-*";
+    let output = run(&[&skipping[..], &more].concat());
+    assert!(output.status.success(), "{}", said(&output));
+    let output = run(&[&ab(&a.file, &b.file, text(&logs))[..], &more].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let report = json(&out);
+    assert_eq!(report["runs"].as_array().map(Vec::len), Some(1), "the first was measured");
+    let failed = failed_checks(&report);
+    assert!(failed[0].1.contains("b is not measured: the oracle does not know 8 of 8 requests"), "{failed:?}");
 }
 
 #[test]

@@ -102,7 +102,11 @@ fn bar() -> ProgressBar {
 
 fn workloads_of(list: &str, file: Option<&PathBuf>) -> Result<Vec<Workload>, Failure> {
     let own = file.map_or(Ok(Vec::new()), |path| from_file(path))?;
-    Ok(select(list, &own)?)
+    let chosen = select(list, &own)?;
+    if file.is_some() && !chosen.iter().any(|c| own.iter().any(|w| w.name == c.name)) {
+        return Err("--workloads belongs to names of its own, and --workload has none; add one, or leave it out".into());
+    }
+    Ok(chosen)
 }
 
 fn setup<'a>(
@@ -111,7 +115,7 @@ fn setup<'a>(
     judge: &'a JudgeArgs,
     oracle: Option<&'a Oracle>,
 ) -> Setup<'a> {
-    Setup { renderer, threads: client.threads, timeout: client.timeout(), objectives: &judge.slo, oracle }
+    Setup { renderer, threads: client.threads(), timeout: client.timeout(), objectives: &judge.slo, oracle }
 }
 
 /// For requests that are sent one after the other.
@@ -201,6 +205,11 @@ fn mix_up_to(args: &MixArgs, longest: u32) -> Result<Mix, Failure> {
         cancel_every: args.cancel_every.unwrap_or(CANCEL_EVERY),
         cancel_at: args.cancel_points(longest)?,
     };
+    let told = |policy: &&Policy| !mix.dialects.iter().any(|d| Policy::on(*d).contains(policy));
+    if let Some(policy) = args.policies.iter().find(told) {
+        let name = serde_json::to_value(policy)?;
+        return Err(format!("--policies {name} belongs to none of these dialects; leave it out, or add native").into());
+    }
     let kinds = mix.dialects.len() * mix.policies.len() * mix.prompts.len();
     limits::RUN_REQUESTS
         .check((kinds as u64).saturating_mul(mix.variants))
@@ -209,13 +218,22 @@ fn mix_up_to(args: &MixArgs, longest: u32) -> Result<Mix, Failure> {
 }
 
 fn oracle(args: &OracleArgs) -> Outcome {
+    if let Some(flag) = args.mix.cancels_given() {
+        return Err(
+            format!("{flag} belongs to requests under load, and an oracle has whole answers; leave it out").into()
+        );
+    }
+    if args.ask.target.client.threads.is_some() {
+        return Err("--threads belongs to requests under load, and these are sent one by one; leave it out".into());
+    }
     let mix = mix(&args.mix)?;
     let names: Vec<&str> = args.work.workload.split(',').map(str::trim).filter(|n| *n != "sustained").collect();
     let with_mix = args.work.workload.split(',').any(|n| n.trim() == "sustained");
     if let Some(flag) = args.mix.given().filter(|_| !with_mix) {
         return Err(format!("{flag} belongs to the mix; add sustained to --workload, or leave it out").into());
     }
-    if let Some(flag) = args.work.given().filter(|_| names.is_empty()) {
+    let closed = args.work.given().or_else(|| args.ask.dialect.map(|_| "--dialect"));
+    if let Some(flag) = closed.filter(|_| names.is_empty()) {
         return Err(format!("{flag} belongs to closed-loop workloads and the mix has none; leave it out").into());
     }
     let workloads = if names.is_empty() && with_mix {
@@ -223,9 +241,9 @@ fn oracle(args: &OracleArgs) -> Outcome {
     } else {
         workloads_of(&names.join(","), args.work.workloads.as_ref())?
     };
-    let mut dialects = vec![args.ask.dialect()];
+    let mut dialects: Vec<Dialect> = if names.is_empty() { Vec::new() } else { vec![args.ask.dialect()] };
     if with_mix {
-        dialects.extend(mix.dialects.iter().filter(|d| **d != args.ask.dialect()));
+        dialects.extend(mix.dialects.iter().filter(|d| names.is_empty() || **d != args.ask.dialect()));
     }
     let mut renderer = connect(&args.ask.target, &dialects)?;
     let workloads =
@@ -244,6 +262,9 @@ fn oracle(args: &OracleArgs) -> Outcome {
 }
 
 fn stub(args: &StubArgs) -> Outcome {
+    if args.text_prompts && args.only.is_some_and(|dialect| !dialect.takes_token_ids()) {
+        return Err("--text-prompts belongs to dialects with prompts of token ids; leave it or --only out".into());
+    }
     let pace = match (args.gap_us, args.each_event) {
         (Some(us), _) => Pace::Every(Duration::from_micros(us)),
         (None, true) => Pace::EachEvent,

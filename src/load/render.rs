@@ -76,6 +76,13 @@ impl Renderer {
         Self { target, model: model.into(), dialect, takes, seeding }
     }
 
+    /// The same, for a target of which one dialect takes so much.
+    #[must_use]
+    pub fn taking(mut self, dialect: Dialect, takes: Capabilities) -> Self {
+        self.takes.insert(dialect, takes);
+        self
+    }
+
     /// The target.
     pub fn target(&self) -> &Target {
         &self.target

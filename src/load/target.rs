@@ -224,6 +224,21 @@ pub fn given_up(dialect: Dialect, takes: Capabilities) -> Vec<&'static str> {
     lost.into_iter().filter(|(lost, _)| *lost).map(|(_, words)| words).collect()
 }
 
+/// Every form of a dialect that `probe` can find, the best first.
+pub fn forms(dialect: Dialect) -> impl Iterator<Item = Capabilities> {
+    let best = Capabilities::best_of(dialect);
+    // The native surface always takes token ids.
+    let held = [best.ignore_eos, best.token_prompts && dialect != Dialect::Native, best.stream_usage, best.seed];
+    let lost = (0..1u8 << held.len()).map(move |bits| std::array::from_fn::<bool, 4, _>(|i| bits >> i & 1 == 1));
+    let possible = lost.filter(move |lost| lost.iter().zip(held).all(|(lost, held)| held || !lost));
+    possible.map(move |[ignore_eos, token_prompts, stream_usage, seed]| Capabilities {
+        ignore_eos: best.ignore_eos && !ignore_eos,
+        token_prompts: best.token_prompts && !token_prompts,
+        stream_usage: best.stream_usage && !stream_usage,
+        seed: best.seed && !seed,
+    })
+}
+
 /// Gives up what the refusal names, or the first that is still sent where it names nothing of it; false when nothing is left to give up.
 fn give_up(takes: &mut Capabilities, dialect: Dialect, why: &str) -> bool {
     let sent = [
@@ -281,6 +296,18 @@ mod tests {
         assert_eq!(after(chat, &["bad request"; 4]), Some([false; 4]));
         assert_eq!(after(chat, &["bad request"; 5]), None);
         assert_eq!(after(Dialect::Native, &["prompt_tokens has an id beyond the vocabulary"; 4]), None);
+    }
+
+    #[test]
+    fn every_form_that_can_be_found_is_named_once_and_the_best_first() {
+        for (dialect, count) in
+            [(Dialect::Native, 4), (Dialect::OpenaiCompletions, 16), (Dialect::OpenaiChat, 8), (Dialect::Anthropic, 4)]
+        {
+            let all: Vec<Capabilities> = forms(dialect).collect();
+            assert_eq!((all.len(), all[0]), (count, Capabilities::best_of(dialect)));
+            assert!(all.iter().enumerate().all(|(i, form)| !all[..i].contains(form)));
+        }
+        assert!(forms(Dialect::Native).all(|takes| takes.token_prompts));
     }
 
     #[test]

@@ -79,9 +79,8 @@ impl Variant {
     /// # Errors
     /// The file cannot be read or its variant form is wrong.
     pub fn from_file(path: &Path, binary: &Path, dialect: Option<Dialect>) -> Result<Self, LaunchError> {
-        let text = file::read(path).map_err(io(format!("cannot read {}", path.display())))?;
+        let (text, table) = table(path)?;
         let wrong = |message: String| LaunchError::Variant { path: path.to_owned(), message };
-        let table: toml::Table = toml::from_str(&text).map_err(|e| wrong(e.to_string()))?;
         let stem = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
         if !table.contains_key("command") {
             let own = Self::serve(&stem, binary, path, &[])?;
@@ -98,6 +97,19 @@ impl Variant {
             variant.dialect = dialect;
         }
         Ok(variant)
+    }
+
+    /// The id of the model of a server of this project, where its configuration sets one.
+    pub fn model(&self) -> Option<&str> {
+        self.config.as_ref()?.get("model.id")?.as_str()
+    }
+
+    /// Whether a file as `from_file` takes it names a dialect itself.
+    ///
+    /// # Errors
+    /// The file cannot be read or is no TOML.
+    pub fn names_dialect(path: &Path) -> Result<bool, LaunchError> {
+        Ok(table(path)?.1.contains_key("dialect"))
     }
 
     /// The command as reports tell it: without secrets.
@@ -122,6 +134,14 @@ impl Variant {
         self.sha256 = Some(sha256(&path).map_err(io(format!("cannot read {}", path.display())))?);
         Ok(())
     }
+}
+
+/// A file's text, and what it says.
+fn table(path: &Path) -> Result<(String, toml::Table), LaunchError> {
+    let text = file::read(path).map_err(io(format!("cannot read {}", path.display())))?;
+    let wrong = |e: toml::de::Error| LaunchError::Variant { path: path.to_owned(), message: e.to_string() };
+    let table = toml::from_str(&text).map_err(wrong)?;
+    Ok((text, table))
 }
 
 /// Where a program is: in a folder of PATH when it is named without one.

@@ -47,9 +47,9 @@ pub(super) struct ClientArgs {
     /// Token ids that prompts draw from.
     #[arg(long, default_value = "300..30000")]
     pub token_range: TokenRange,
-    /// Worker threads of the client.
-    #[arg(long, default_value_t = 1, value_parser = limits::THREADS.parse::<usize>())]
-    pub threads: usize,
+    /// Worker threads of the client; 1 by default.
+    #[arg(long, value_parser = limits::THREADS.parse::<usize>())]
+    pub threads: Option<usize>,
     /// A request that takes longer has failed.
     #[arg(long, default_value_t = 600, value_parser = limits::TIMEOUT_S.parse::<u64>())]
     pub timeout_s: u64,
@@ -64,6 +64,10 @@ impl TargetArgs {
 impl ClientArgs {
     pub fn seeding(&self) -> Seeding {
         Seeding { seed: self.seed, token_range: self.token_range }
+    }
+
+    pub fn threads(&self) -> usize {
+        self.threads.unwrap_or(1)
     }
 
     pub fn timeout(&self) -> Duration {
@@ -91,14 +95,19 @@ pub(super) struct DeviceArgs {
     /// A program that is asked for the GPUs' clocks and power, as nvidia-smi is, instead of the driver's library.
     #[arg(long, value_name = "PROGRAM")]
     pub nvidia_smi: Option<PathBuf>,
-    /// The GPU whose medians under load are compared, by its number in nvidia-smi.
-    #[arg(long, default_value_t = 0, value_parser = limits::GPU.parse::<u32>())]
-    pub gpu: u32,
+    /// The GPU whose medians under load are compared, by its number in nvidia-smi; 0 by default.
+    #[arg(long, value_parser = limits::GPU.parse::<u32>())]
+    pub gpu: Option<u32>,
 }
 
 impl DeviceArgs {
     pub fn options(&self) -> DeviceOptions {
-        DeviceOptions { nvidia_smi: self.nvidia_smi.clone(), gpu: self.gpu }
+        DeviceOptions { nvidia_smi: self.nvidia_smi.clone(), gpu: self.gpu.unwrap_or(0) }
+    }
+
+    /// A flag that was given.
+    pub fn given(&self) -> Option<&'static str> {
+        first_given(&[("--nvidia-smi", self.nvidia_smi.is_some()), ("--gpu", self.gpu.is_some())])
     }
 }
 
@@ -275,7 +284,12 @@ impl MixArgs {
         Ok(CANCEL_AT.into_iter().filter(|p| !beyond(p)).collect())
     }
 
-    /// A flag that was given.
+    /// A flag of cancelled requests that was given.
+    pub fn cancels_given(&self) -> Option<&'static str> {
+        first_given(&[("--cancel-every", self.cancel_every.is_some()), ("--cancel-at", !self.cancel_at.is_empty())])
+    }
+
+    /// A flag of the requests themselves that was given.
     pub fn given(&self) -> Option<&'static str> {
         let flags = [
             ("--dialects", !self.dialects.is_empty()),
@@ -283,8 +297,6 @@ impl MixArgs {
             ("--prompt-tokens", !self.prompt_tokens.is_empty()),
             ("--output-tokens", self.output_tokens.is_some()),
             ("--prompt-variants", self.prompt_variants.is_some()),
-            ("--cancel-every", self.cancel_every.is_some()),
-            ("--cancel-at", !self.cancel_at.is_empty()),
         ];
         first_given(&flags)
     }

@@ -4,12 +4,11 @@ use std::path::PathBuf;
 
 use super::args::{ClientArgs, DeviceArgs, JudgeArgs, OutputArgs, PairArgs, WorkloadArgs};
 use super::commands::{RunArgs, SweepArgs};
-use super::ready::{note_given_up, runnable};
+use super::ready::{may_be_skipped, note_given_up, oracle_of, runnable};
 use super::{Failure, Outcome, bar, binary, client_facts, exit, publish, workloads_of};
 use crate::config::Config;
 use crate::load::compare::{CompareOptions, compare};
 use crate::load::file;
-use crate::load::oracle::Oracle;
 use crate::load::render::Renderer;
 use crate::load::report::comparison;
 use crate::load::variant::{Variant, sets};
@@ -35,19 +34,22 @@ struct Compared<'a> {
 
 impl Compared<'_> {
     fn options(&self) -> Result<CompareOptions, Failure> {
+        let workloads = workloads_of(&self.work.workload, self.work.workloads.as_ref())?;
+        let optional = workloads.iter().filter(|w| may_be_skipped(w, &self.work.workload));
         Ok(CompareOptions {
+            may_be_skipped: optional.map(|w| w.name.clone()).collect(),
+            workloads,
+            oracle: oracle_of(self.judge)?,
             pairs: self.pairs.pairs.unwrap_or(PAIRS),
             rounds: self.work.rounds(),
-            workloads: workloads_of(&self.work.workload, self.work.workloads.as_ref())?,
             seeding: self.client.seeding(),
-            client: client_facts(self.client.threads, self.judge.capacity)?,
+            client: client_facts(self.client.threads(), self.judge.capacity)?,
             timeout: self.client.timeout(),
             ready_wait: self.pairs.servers.ready_wait(),
             devices: self.devices.options(),
             api_key: self.api_key.cloned(),
             model: self.model.cloned(),
             objectives: self.judge.slo.clone(),
-            oracle: self.judge.verify.as_deref().map(Oracle::read).transpose()?,
         })
     }
 
@@ -67,6 +69,30 @@ impl Compared<'_> {
     }
 }
 
+/// A flag that would do nothing for any of the two is a misunderstanding.
+fn refuse_idle_flags(args: &RunArgs, files: &[PathBuf], variants: &[Variant]) -> Result<(), Failure> {
+    let programs = args.pairs.servers.binary.len();
+    let described = |v: &&Variant| v.config.is_none();
+    let idle = if programs > 1 {
+        variants.iter().find(described)
+    } else {
+        variants.iter().all(|v| described(&v)).then(|| &variants[0])
+    };
+    if let Some(variant) = idle.filter(|_| programs > 0) {
+        let name = &variant.name;
+        return Err(format!(
+            "--binary belongs to configurations, and {name} has a command; give it once for each configuration"
+        )
+        .into());
+    }
+    let names = files.iter().map(|file| Variant::names_dialect(file)).collect::<Result<Vec<_>, _>>()?;
+    let own = std::iter::zip(variants, names).all(|(variant, named)| named && variant.config.is_none());
+    if own && args.ask.dialect.is_some() {
+        return Err("--dialect belongs to files that name none, and both do; leave it out".into());
+    }
+    Ok(())
+}
+
 pub fn ab(args: &RunArgs, files: &[PathBuf]) -> Outcome {
     let mut variants: Vec<Variant> = Vec::new();
     for (index, file) in files.iter().enumerate() {
@@ -77,6 +103,7 @@ pub fn ab(args: &RunArgs, files: &[PathBuf]) -> Outcome {
         }
         variants.push(variant);
     }
+    refuse_idle_flags(args, files, &variants)?;
     let target = &args.ask.target;
     let compared = Compared {
         work: &args.work,

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::args::{ClientArgs, DeviceArgs, JudgeArgs, OutputArgs};
 use super::commands::{OpenArgs, PressureArgs, RunArgs};
-use super::ready::{connect, note_given_up, oracle_of, runnable};
+use super::ready::{connect, note_given_up, oracle_of, refuse_idle_devices, runnable};
 use super::{
     Failure, IDLE_WAIT, Outcome, Started, bar, checks, client_facts, exit, mix_up_to, publish, setup, start,
     workloads_of,
@@ -48,7 +48,7 @@ impl Measurement<'_> {
         let target = renderer.target();
         self.options["slo"] = json!(self.judge.slo);
         self.options["timeout_s"] = json!(self.client.timeout().as_secs());
-        let client = client_facts(self.client.threads, self.judge.capacity)?;
+        let client = client_facts(self.client.threads(), self.judge.capacity)?;
         let mut report = Report::begin(self.kind, renderer, client, self.options);
         if report.stats_before.is_none() {
             eprintln!("note: the target has no /stats, so its pages and its account are not checked");
@@ -88,9 +88,11 @@ pub fn closed(args: &RunArgs) -> Outcome {
         return Err(format!("{flag} belongs to servers that are started to compare; give --ab, or leave it out").into());
     }
     let workloads = workloads_of(&args.work.workload, args.work.workloads.as_ref())?;
+    refuse_idle_devices(&args.devices, &args.ask.target)?;
+    let oracle = oracle_of(&args.judge)?;
     let mut renderer = connect(&args.ask.target, &[args.ask.dialect()])?;
+    oracle.as_ref().map_or(Ok(()), |o| o.fits(&renderer))?;
     let (workloads, skipped) = runnable(&mut renderer, workloads, &args.work.workload)?;
-    let oracle = oracle_of(&args.judge, &renderer)?;
     let (rounds, client) = (args.work.rounds(), &args.ask.target.client);
     oracle.as_ref().map_or(Ok(()), |o| o.covers(wires_of(&renderer, &workloads, rounds)))?;
     let measurement = Measurement {
@@ -112,8 +114,10 @@ pub fn open_loop(args: &OpenArgs, kind: &'static str, factor: f64) -> Outcome {
     let mix = mix_up_to(&args.mix, longest.unwrap_or_else(|| args.mix.output()))?;
     let tokens = trace.iter().flatten().map(|e| u64::from(e.prompt_length)).sum::<u64>().max(1);
     limits::RUN_TOKENS.check(tokens).map_err(|e| format!("the trace's prompt tokens in all: {e}"))?;
+    refuse_idle_devices(&args.devices, &args.target)?;
+    let oracle = oracle_of(&args.judge)?;
     let renderer = connect(&args.target, &mix.dialects)?;
-    let oracle = oracle_of(&args.judge, &renderer)?;
+    oracle.as_ref().map_or(Ok(()), |o| o.fits(&renderer))?;
     let client = &args.target.client;
     let setup = setup(&renderer, client, &args.judge, oracle.as_ref());
     let Traffic { plan, arrivals, calibration } = match trace {
@@ -145,6 +149,9 @@ fn refuse_idle_flags(args: &OpenArgs, kind: &str) -> Result<(), Failure> {
     }
     if args.expect_queue.is_some() && kind != "overload" {
         return Err("--expect-queue belongs to `load overload`: a steady rate need not fill the queue".into());
+    }
+    if args.mix.cancel_every == Some(0) && !args.mix.cancel_at.is_empty() {
+        return Err("--cancel-at belongs to cancelled requests, and --cancel-every 0 has none; leave it out".into());
     }
     Ok(())
 }
@@ -215,7 +222,8 @@ pub fn pressure(args: &PressureArgs) -> Outcome {
     let tokens = u64::from(args.burst) * u64::from(args.prompt_tokens);
     limits::BURST_TOKENS.check(tokens).map_err(|e| format!("the burst's prompt tokens in all: {e}"))?;
     let (ask, (pages, queue)) = (&args.ask, (args.expect_pages, args.expect_queue));
-    let started = match &args.config {
+    let oracle = oracle_of(&args.judge)?;
+    let mut started = match &args.config {
         Some(config) => {
             let overridden = |(key, flag): &(&str, &str)| {
                 let set = |s: &String| s.split_once('=').is_some_and(|(set, _)| set.trim() == *key);
@@ -230,7 +238,10 @@ pub fn pressure(args: &PressureArgs) -> Outcome {
         }
         None => match args.servers.given() {
             Some(flag) => return Err(format!("{flag} belongs to a server that is started; give --config too").into()),
-            None => None,
+            None => {
+                refuse_idle_devices(&args.devices, &ask.target)?;
+                None
+            }
         },
     };
     let (client, dialects) = (&ask.target.client, [ask.dialect()]);
@@ -242,7 +253,7 @@ pub fn pressure(args: &PressureArgs) -> Outcome {
         note_given_up(&renderer);
     }
     has_pages(renderer.target(), pages)?;
-    let oracle = oracle_of(&args.judge, &renderer)?;
+    oracle.as_ref().map_or(Ok(()), |o| o.fits(&renderer))?;
     let shots = vec![Shot::new(args.prompt_tokens, args.output_tokens); args.burst as usize];
     let workloads = [Workload { name: "pressure".into(), established: None, shots }];
     let rounds = Rounds { warmups: 0, trials: 1, prompts: PromptReuse::Fresh };
@@ -261,7 +272,13 @@ pub fn pressure(args: &PressureArgs) -> Outcome {
         output: &args.output,
         options,
     };
-    measurement.run(in_closed_loop(&workloads, rounds), |report| checks::of_pressure(report, pages, queue))
+    let measured =
+        || measurement.run(in_closed_loop(&workloads, rounds), |report| checks::of_pressure(report, pages, queue));
+    let gone = |name: &str, status| interrupt::raise(&format!("{name} ended while it was measured ({status})"));
+    match &mut started {
+        Some(own) => own.running.during(measured, gone),
+        None => measured(),
+    }
 }
 
 /// A burst puts pressure only on the pool that it was made for.

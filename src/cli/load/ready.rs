@@ -4,7 +4,8 @@
 use serde::Serialize;
 
 use super::Failure;
-use super::args::{JudgeArgs, TargetArgs};
+use super::args::{DeviceArgs, JudgeArgs, TargetArgs};
+use crate::load::devices::is_here;
 use crate::load::dialect::Dialect;
 use crate::load::drive::{SHARED_BATCH, SHARED_BATCH_COUNTER};
 use crate::load::oracle::Oracle;
@@ -20,6 +21,18 @@ pub struct Skipped {
     pub workload: String,
     /// Why.
     pub why: String,
+}
+
+/// The devices of another machine are not looked at, so that flags of them would do nothing.
+///
+/// # Errors
+/// One was given, and the target's address is not this machine's, or none.
+pub fn refuse_idle_devices(devices: &DeviceArgs, args: &TargetArgs) -> Result<(), Failure> {
+    let Some(flag) = devices.given() else { return Ok(()) };
+    if is_here(Target::new(args.url(), None)?.address.ip()) {
+        return Ok(());
+    }
+    Err(format!("{flag} belongs to a server of this machine, and {} is another one's; leave it out", args.url()).into())
 }
 
 /// Connects to a target that must speak every one of `dialects`; the first is the one of requests that name none.
@@ -59,7 +72,7 @@ pub fn runnable(
             kept.push(workload);
             continue;
         };
-        if list.split(',').any(|item| item.trim() == workload.name) {
+        if is_named(&workload, list) {
             return Err(format!("{} cannot be run: {why}; leave it out of --workload", workload.name).into());
         }
         eprintln!("skipped {}: {why}", workload.name);
@@ -69,6 +82,16 @@ pub fn runnable(
         return Err(format!("no workload of {list} can be run on this target").into());
     }
     Ok((kept, skipped))
+}
+
+/// Whether `runnable` may leave a workload of `list` out, whatever the target turns out to be.
+pub fn may_be_skipped(workload: &Workload, list: &str) -> bool {
+    let special = workload.name == SHARED_BATCH.0 || workload.shots.iter().any(|shot| shot.dialect.is_some());
+    special && !is_named(workload, list)
+}
+
+fn is_named(workload: &Workload, list: &str) -> bool {
+    list.split(',').any(|item| item.trim() == workload.name)
 }
 
 /// Why the target cannot be asked for a workload, or could not keep its promise.
@@ -90,13 +113,10 @@ fn obstacle(renderer: &mut Renderer, workload: &Workload) -> Result<Option<Strin
     Ok(None)
 }
 
-/// The oracle of `--verify`, which must be of the run's model and seed.
+/// The oracle of `--verify`.
 ///
 /// # Errors
-/// It cannot be read or is of another model or seed.
-pub fn oracle_of(judge: &JudgeArgs, renderer: &Renderer) -> Result<Option<Oracle>, Failure> {
-    let Some(path) = &judge.verify else { return Ok(None) };
-    let oracle = Oracle::read(path)?;
-    oracle.fits(renderer)?;
-    Ok(Some(oracle))
+/// It cannot be read.
+pub fn oracle_of(judge: &JudgeArgs) -> Result<Option<Oracle>, Failure> {
+    Ok(judge.verify.as_deref().map(Oracle::read).transpose()?)
 }

@@ -23,10 +23,13 @@ use crate::load::watch::{Watch, say};
 /// Arguments, the configuration, a server that does not start, files that cannot be written.
 pub fn run(args: &SoakArgs) -> Outcome {
     let mix = mix(&args.mix)?;
+    if mix.cancel_every == 0 && args.cancelled == 0 && !args.mix.cancel_at.is_empty() {
+        return Err("--cancel-at belongs to cancelled requests, and none is cancelled; leave it out".into());
+    }
     let config = Config::load(Some(&args.served.config), &args.served.settings)?;
     let plan = plan(args, config.limits.max_queue as u64)?;
     let recorded = args.verify.as_deref().map(Oracle::read).transpose()?;
-    let client = client_facts(args.client.threads, args.capacity)?;
+    let client = client_facts(args.client.threads(), args.capacity)?;
     let Started { variant, target, mut running } = start(
         "soak",
         &args.servers,
@@ -51,7 +54,7 @@ pub fn run(args: &SoakArgs) -> Outcome {
     if let Some(path) = args.oracle_out.as_ref().filter(|_| !interrupt::raised()) {
         oracle.write(path)?;
     }
-    let (threads, timeout) = (args.client.threads, args.client.timeout());
+    let (threads, timeout) = (args.client.threads(), args.client.timeout());
     let setup = Setup { renderer: &renderer, threads, timeout, objectives: &[], oracle: Some(&oracle) };
     let watch = Watch::since(begin, renderer.target().clone(), &args.devices.options())?;
     let mut soak = SoakRun { setup, mix: &mix, plan, memory: &memory }.run(client, &variant, watch, &progress);

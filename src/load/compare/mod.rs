@@ -1,6 +1,7 @@
 //! Paired comparison of servers: every round starts each variant anew, measures it and stops it; the order is reversed on every
 //! other round, and each variant is compared with the control of the same round. All rounds are kept, also when a later start fails.
 
+mod foreseen;
 mod paired;
 
 use std::path::Path;
@@ -26,6 +27,7 @@ use crate::load::variant::{Variant, found};
 use crate::load::watch::{Observed, PageCheck, Watch, say};
 use crate::load::workload::Workload;
 
+use self::foreseen::foreseen;
 use self::paired::{asked_the_same, changes, loaded_pairs, workload_names};
 
 /// Names the form of the JSON.
@@ -44,6 +46,8 @@ pub struct CompareOptions {
     pub rounds: Rounds,
     /// What is asked.
     pub workloads: Vec<Workload>,
+    /// Those that a server need not be able to be asked for, by name.
+    pub may_be_skipped: Vec<String>,
     /// Of all prompts.
     pub seeding: Seeding,
     /// The client; its capacity, when that was measured.
@@ -175,7 +179,8 @@ struct Bench<'a> {
 /// or that ends while it is measured, ends the comparison, which keeps what was measured and says so in its checks.
 ///
 /// # Errors
-/// Before anything is started: a program cannot be read, an address is none, or the devices cannot be watched.
+/// Before anything is started: a program cannot be read, an address is none, the oracle cannot judge one of the servers, or the devices
+/// cannot be watched.
 pub fn compare(
     mut variants: Vec<Variant>,
     options: &CompareOptions,
@@ -223,13 +228,17 @@ pub fn compare(
     })
 }
 
-/// What can be wrong before anything is started: the programs, whose hashes it takes, the addresses, the program that tells of devices.
+/// What can be wrong before anything is started: the programs, whose hashes it takes, the addresses, the oracle as far as it is known what a
+/// server will be asked, the program that tells of devices.
 fn targets(variants: &mut [Variant], options: &CompareOptions) -> Result<Vec<Target>, LaunchError> {
     let mut targets = Vec::new();
     for variant in variants {
-        let target = Target::new(&variant.url, options.api_key.clone());
-        let unfit = |e| LaunchError::Unfit { name: variant.name.clone(), message: format!("{e}") };
-        targets.push(target.map_err(unfit)?.within(options.timeout));
+        let unfit = |message: String| LaunchError::Unfit { name: variant.name.clone(), message };
+        let target = Target::new(&variant.url, options.api_key.clone()).map_err(|e| unfit(e.to_string()))?;
+        if let Some(oracle) = &options.oracle {
+            foreseen(oracle, variant, &target, options).map_err(|e| unfit(e.to_string()))?;
+        }
+        targets.push(target.within(options.timeout));
         variant.hash()?;
     }
     if let Some(path) = options.devices.nvidia_smi.clone().filter(|path| !found(path).is_file()) {
@@ -435,7 +444,8 @@ mod tests {
         let lost = of(&[plain("a"), other.clone()]).expect("a check");
         assert!(!lost.0 && lost.1.starts_with("a: everything, b: token ids are not taken"), "{lost:?}");
         assert!(of(&[VariantRun { variant: "a".into(), ..other.clone() }, other]).is_some_and(|c| c.0));
-        let skips = VariantRun { skipped: vec!["w".into()], workloads: Vec::new(), ..plain("b") };
+        let mut skips = VariantRun { skipped: vec!["w".into()], ..plain("b") };
+        skips.workloads[0].workload.name = "another".into();
         assert!(of(&[plain("a"), skips.clone()]).is_some_and(|c| !c.0 && c.1.ends_with("b: w is skipped")));
         let runs = [&plain("a"), &skips];
         let changes = changes(&[variant("a"), variant("b")], &runs);
