@@ -365,6 +365,10 @@ fn an_oracle_that_cannot_judge_the_last_server_is_refused_before_the_first_is_st
         let started = std::fs::read_dir(&logs).map_or(0, Iterator::count);
         assert!(started == 0 && !out.exists(), "{why}: nothing was started");
     }
+    let pressure = ["pressure", "--config", "config/cpu-test.toml", "--logs", text(&logs), "--verify", text(&missing)];
+    let output = run(&pressure);
+    assert!(!output.status.success() && said(&output).contains("cannot read the oracle"), "{}", said(&output));
+    assert_eq!(std::fs::read_dir(&logs).map_or(0, Iterator::count), 0);
 }
 
 #[test]
