@@ -139,8 +139,8 @@ impl Report {
         self.stats_after = target.json("/stats");
     }
 
-    /// Adds the checks of oracle, account, process and pages, where there are any, and that of the run's end; settles whether the run passed. `cut_short`
-    /// says why it ended early.
+    /// Adds the checks of oracle, account, process and pages, where there are any, and that of the run's end; settles whether the run
+    /// passed. `cut_short` says why it ended early.
     pub fn settle(&mut self, cut_short: Option<&str>) {
         self.checks.extend(self.verification.as_ref().map(check::of_verification));
         let (before, after) = (self.stats_before.as_ref(), self.stats_after.as_ref());
