@@ -17,6 +17,7 @@ code is 0 when every job of this call passed.
 
 import argparse
 import concurrent.futures
+import contextlib
 import datetime
 import hashlib
 import json
@@ -45,6 +46,10 @@ BUDGETS, CAPS = "1024,256,512,2048", "off,256,128,64"
 MEMCHECK_PARTS = 12
 # A server has this long to become ready, its kernels compiled.
 READY_S = 180
+# A job that is past its limit has this long to write down what it has.
+GRACE_S = 5
+# Phases of a soak that are there for their checks.
+SHORT = ["--calibrate-s", "5", "--stable-s", "10", "--overload-s", "5"]
 
 
 class Job:
@@ -120,8 +125,12 @@ def policy(args, folder):
     yield Job("sweep", [*sweep, "--out", report, "--html", report.with_suffix(".html")], 590, report=report)
 
 
+def file_name(job):
+    return re.sub(r"[^\w.]+", "-", job.replace("/", "-of-"))
+
+
 def soaking(args, folder, name, words, limit):
-    report = folder / (name.replace(" ", "-") + ".json")
+    report = folder / f"{file_name(name)}.json"
     command = [args.binary, "load", "soak", "--config", args.config, *settings(args), *words]
     command += ["--token-range", args.token_range, "--logs", folder / "logs"]
     if args.quick:
@@ -133,14 +142,15 @@ def soaking(args, folder, name, words, limit):
 
 
 def soak(args, folder):
-    run, around = args.soak_run, ["--calibrate-s", "5", "--stable-s", "10", "--overload-s", "5"]
-    around += [] if args.quick else ["--cancelled", "1000"]
-    yield soaking(args, folder, f"soak {run}", ["--seed", run, "--mixed-s", args.soak_s, *around], args.soak_s + 60)
+    run, around = args.soak_run, [*SHORT, *([] if args.quick else ["--cancelled", "1000"])]
+    name = " ".join(["soak", str(run), *args.set])
+    yield soaking(args, folder, name, ["--seed", run, "--mixed-s", args.soak_s, *around], args.soak_s + 115)
 
 
 def phases(args, folder):
     """What lies around the mix of a soak, in full: 60 s stable, 30 s overloaded, 10,000 cancelled; the mix is short."""
-    yield soaking(args, folder, "phases", ["--mixed-s", min(60, args.soak_s)], 300)
+    around = SHORT if args.quick else []
+    yield soaking(args, folder, " ".join(["phases", *args.set]), ["--mixed-s", min(60, args.soak_s), *around], 300)
 
 
 def memcheck(args, _):
@@ -286,6 +296,9 @@ def wait(process, deadline):
     try:
         return process.wait(timeout=max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
+        stop(process, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=GRACE_S)
         return None
     finally:
         stop(process)
@@ -293,7 +306,7 @@ def wait(process, deadline):
 
 def perform(job, folder, call_ends):
     """Runs one job and gives its record."""
-    log_path = folder / (job.name.replace(" ", "-").replace("/", "-of-") + ".log")
+    log_path = folder / f"{file_name(job.name)}.log"
     record = {"job": job.name, "command": shlex.join(job.command), "limit_s": job.limit, "log": log_path.name}
     if job.serve:
         record["server"] = shlex.join(job.serve)

@@ -71,7 +71,8 @@ fn a_changed_kernel_changes_the_hash() {
     assert_ne!(before, after);
 }
 
-/// A program whose `check batch` fails, whose `check paged` hangs with a child, whose benches are unknown, and whose other checks pass.
+/// A program whose `check batch` fails, whose `check paged` hangs with a child, whose benches are unknown, whose other checks pass, the sum
+/// of its lines said twice, and whose soak writes its report when it is told to end.
 fn pretender(dir: &Path) -> PathBuf {
     use std::os::unix::fs::PermissionsExt;
     let path = dir.join("pretender");
@@ -80,7 +81,9 @@ fn pretender(dir: &Path) -> PathBuf {
          'inspect --device') echo 'a device' ;;\n\
          'check batch') echo 'FAIL a bit'; exit 1 ;;\n\
          'check paged') sleep 1000 & echo $! >> '{}'; wait ;;\n\
-         'check '*) echo 'Suite q8: seed 1, 2 cases, 30 values, 2 passed, 0 failed'; echo 'check: seed 1, 0 failures' ;;\n\
+         'check '*) echo 'Suite q8: seed 1, 2 cases, 30 values, 2 passed, 0 failed'\n\
+             echo 'kernels: seed 1, 2 cases, 30 values, 2 passed, 0 failed'; echo 'check: seed 1, 0 failures' ;;\n\
+         'load soak') trap 'echo a report so far; exit 2' TERM; sleep 1000 & wait ;;\n\
          *) exit 9 ;;\nesac\n",
         dir.join("children").display()
     );
@@ -150,6 +153,16 @@ fn gathering_evidence_goes_on_after_a_failure_and_a_hang_and_writes_both_down() 
     assert!(sampling["clocks"].get("sm_mhz").is_some(), "{sampling}");
     let children = fs::read_to_string(dir.join("children")).unwrap();
     assert!(children.lines().count() == 3 && children.lines().all(ended), "a hanging job's children outlived it");
+
+    // A soak that is past its limit may still write what it has.
+    let soak = ["--stages", "soak,phases", "--seconds", "2", "--soak-run", "2", "--set", "model.profile=int8"];
+    assert_eq!(gather(&program, &out, &soak).expect("python3").status.code(), Some(1));
+    let evidence = evidence_of(&out);
+    for (stage, job) in [("soak", "soak 2 model.profile=int8"), ("phases", "phases model.profile=int8")] {
+        assert_eq!(verdicts(&evidence, stage), [(job.to_owned(), "timed out".to_owned())]);
+        let log = fs::read_to_string(out.join(stage).join(format!("{}.log", job.replace([' ', '='], "-")))).unwrap();
+        assert_eq!(log.trim(), "a report so far");
+    }
 
     // A call without time runs nothing and says so; what earlier calls found stays.
     let late = gather(&program, &out, &["--stages", "checks", "--only", "pressure", "--within", "0"]).expect("python3");
