@@ -32,6 +32,8 @@ pub mod hex;
 pub mod load;
 pub mod model;
 #[forbid(unsafe_code)]
+pub mod output;
+#[forbid(unsafe_code)]
 pub mod pages;
 #[forbid(unsafe_code)]
 pub mod planner;

@@ -83,24 +83,26 @@ fn run_memory(args: &MemoryArgs) -> Outcome {
     let handle = assembled.engine.handle();
     let (weights, kv) = (handle.facts().weight_bytes, handle.facts().kv_bytes);
     let report = MemoryReport { resident: memory::resident()?, weights, kv };
-    println!("{report}");
+    super::print(&format!("{report}\n"))?;
     Ok(if report.holds() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn run_cpu(args: &CpuArgs) -> Outcome {
     let config = Config::load(args.config.as_deref(), &args.set)?;
     let model = load::load(&source(&config, Progress::Shown)?, config.model.profile)?;
-    let bench = CpuBench {
-        prompt: args.prompt.max(1),
-        decode: args.decode.max(1),
-        batch: args.batch.max(1),
-        rounds: args.rounds.max(1),
-    };
+    let context = model.weights.geometry.context;
+    let (prompt, decode) = (args.prompt.max(1), args.decode.max(1));
+    if prompt.saturating_add(decode) > context {
+        let text = format!("--prompt {prompt} and --decode {decode} exceed the model's context of {context} tokens");
+        return Err(format!("{text}: lower them (a synthetic model's context is model.geometry.context)").into());
+    }
+    let bench = CpuBench { prompt, decode, batch: args.batch.max(1), rounds: args.rounds.max(1) };
     let (device, rounds) = cpu::run(model.weights, config.model.profile, cpu_settings(&config), bench)?;
-    println!("{device}, {}, profile {}", model.name, config.model.profile.name());
+    super::print(&format!("{device}, {}, profile {}\n", model.name, config.model.profile.name()))?;
     for round in rounds {
         let (prefill, decode) = (round.prefill_tokens_per_second, round.decode_tokens_per_second);
-        println!("prefill of {} {prefill:.0} tok/s, decode of {} {decode:.1} tok/s", bench.prompt, bench.batch);
+        let (prompt, batch) = (bench.prompt, bench.batch);
+        super::print(&format!("prefill of {prompt} {prefill:.0} tok/s, decode of {batch} {decode:.1} tok/s\n"))?;
     }
     Ok(ExitCode::SUCCESS)
 }

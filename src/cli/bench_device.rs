@@ -1,6 +1,7 @@
 //! `crucible bench step` and `bench profile`: steps and stages of a backend over a synthetic model.
 
 use std::path::PathBuf;
+use std::{fmt, io};
 
 use clap::Args as ClapArgs;
 
@@ -49,6 +50,10 @@ impl BenchArgs {
     }
 }
 
+fn line(text: fmt::Arguments<'_>) -> io::Result<()> {
+    super::print(&format!("{text}\n"))
+}
+
 /// Decode steps and packed prefills.
 ///
 /// # Errors
@@ -60,7 +65,7 @@ pub fn run_step(args: &BenchArgs) -> Result<(), Box<dyn std::error::Error>> {
         let mut player = step::open(args.model, numerics, MatrixFormat::Q8_0, &args.setup())?;
         for batch in [1, 4, 16, 64] {
             let t = step::decode(&mut player, vocab, batch)?;
-            println!(
+            line(format_args!(
                 "{} decode {batch}: wall {:.1} us, device {:.1} us, host {:.1} us (p50 {:.1}, p99 {:.1}), {:.0} tok/s",
                 numerics.name(),
                 t.wall_us,
@@ -69,16 +74,16 @@ pub fn run_step(args: &BenchArgs) -> Result<(), Box<dyn std::error::Error>> {
                 t.launch_us_p50,
                 t.launch_us_p99,
                 batch as f64 * 1e6 / t.wall_us
-            );
+            ))?;
         }
         for (count, len, budget) in
             [(1, 16, 4096), (16, 16, 4096), (1, 512, 4096), (4, 256, 4096), (8, 512, 1024), (8, 512, 4096)]
         {
             let (wall, device, host, steps) = step::prefill(&mut player, vocab, count, len, budget)?;
-            println!(
+            line(format_args!(
                 "{} prefill {count}x{len} budget {budget}: wall {wall:.0} us, device {device:.0} us, host {host:.0} us, {steps} steps",
                 numerics.name()
-            );
+            ))?;
         }
     }
     Ok(())
@@ -103,14 +108,14 @@ pub fn run_profile(args: &BenchArgs) -> Result<(), Box<dyn std::error::Error>> {
             }
             let backend = player.subject.cuda().ok_or("the profile needs the cuda backend")?;
             let p = profile::profile(backend)?;
-            println!(
+            line(format_args!(
                 "{} {name} {batch}x{len}: wall {:.1} us, replay {:.1} us",
                 numerics.name(),
                 p.wall_us,
                 p.replay_us
-            );
+            ))?;
             let stages: Vec<String> = p.stages.iter().map(|(s, us)| format!("{s:?} {us:.1}")).collect();
-            println!("  {}", stages.join(", "));
+            line(format_args!("  {}", stages.join(", ")))?;
         }
     }
     Ok(())

@@ -7,11 +7,12 @@ use clap::{Args as ClapArgs, Subcommand};
 
 use super::Outcome;
 use crate::backend::cuda::program::{ARCHITECTURES, Program};
-use crate::backend::cuda::sources::{SourceError, Sources};
+use crate::backend::cuda::sources::Sources;
 use crate::check::models::{Source, Which};
 use crate::check::suites::{self, Extent, Suite};
 use crate::check::{compile, failure, kernels};
 use crate::model::Profile;
+use crate::output;
 
 /// Run a validation suite.
 #[derive(Debug, ClapArgs)]
@@ -124,10 +125,10 @@ fn part(text: &str) -> Result<(usize, usize), String> {
 }
 
 /// Says which kernels are not the embedded ones.
-pub(super) fn announce(kernels: Option<&Path>) -> Result<(), SourceError> {
+pub(super) fn announce(kernels: Option<&Path>) -> Result<(), Box<dyn std::error::Error>> {
     if let Some(folder) = kernels {
         let replaced = Sources::overlaid(kernels)?.replaced;
-        println!("NOT THE EMBEDDED KERNELS: {} from {}", replaced.join(", "), folder.display());
+        super::print(&format!("NOT THE EMBEDDED KERNELS: {} from {}\n", replaced.join(", "), folder.display()))?;
     }
     Ok(())
 }
@@ -184,12 +185,14 @@ pub fn run(args: &Args) -> Outcome {
     }
     for suite in chosen {
         if suite == Suite::Model && args.backend == Which::Cpu {
-            println!("Model: skipped, it compares the GPU with the CPU");
+            super::print("Model: skipped, it compares the GPU with the CPU\n")?;
             continue;
         }
         failures += suite.run(&options)?;
+        output::complete()?;
     }
-    println!("check: seed {}, {failures} failures", args.seed);
+    output::complete()?;
+    super::print(&format!("check: seed {}, {failures} failures\n", args.seed))?;
     Ok(if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -200,14 +203,14 @@ fn run_compile(args: &CompileArgs) -> Outcome {
     let programs = if args.full { Program::all() } else { Program::shipped() };
     let report = compile::compile(args.libraries.as_deref(), args.kernels.as_deref(), &architectures, &programs)?;
     for (what, fault) in &report.faults {
-        println!("{what}: {}: {}", fault.rule, fault.line);
+        super::print(&format!("{what}: {}: {}\n", fault.rule, fault.line))?;
     }
     let (major, minor) = report.version;
-    println!(
-        "compile: compiler {major}.{minor}, {} programs for {}, {} faults",
+    super::print(&format!(
+        "compile: compiler {major}.{minor}, {} programs for {}, {} faults\n",
         report.compiled,
         architectures.join(" "),
         report.faults.len()
-    );
+    ))?;
     Ok(if report.faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

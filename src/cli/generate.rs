@@ -1,7 +1,6 @@
 //! `crucible generate`: one answer from the same engine in this process, streamed to standard output.
 
 use std::cell::Cell;
-use std::io::Write;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,6 +21,7 @@ use crate::model::chat_template::{ChatMessage, GenerationPrompt};
 use crate::model::conversation;
 use crate::model::pull::Progress;
 use crate::model::tokenizer::SpecialTokens;
+use crate::output::{self, Reader};
 use crate::protocol::choice::{Answer, ChoiceDecoder, ChoiceEnd, Delta};
 use crate::protocol::errors::ApiError;
 use crate::protocol::format::{Format, Usage};
@@ -133,13 +133,9 @@ pub fn run(args: &Args) -> Outcome {
         let hub = SessionHub::new(Arc::clone(&registry)).start();
         let guard = launch(&engine.handle(), &registry, &hub, plan)?;
         let mut body = FrameBody::new(frames, guard);
-        let mut out = std::io::stdout();
         while let Some(frame) = body.next().await {
-            let frame = frame?;
-            match out.write_all(&frame).and_then(|()| out.flush()) {
-                // Whoever reads has seen enough.
-                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => break,
-                written => written?,
+            if output::send(&frame?)? == Reader::Gone {
+                break;
             }
         }
         Ok(if failed.get() { ExitCode::FAILURE } else { ExitCode::SUCCESS })

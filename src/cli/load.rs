@@ -77,7 +77,8 @@ pub fn run(args: &Args) -> Outcome {
             selftest(args)
         }
         LoadCommand::List => {
-            STANDARD.iter().for_each(|name| println!("{name}"));
+            let names: Vec<String> = STANDARD.iter().map(|name| format!("{name}\n")).collect();
+            super::print(&names.concat())?;
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -133,18 +134,18 @@ fn client_facts(threads: usize, with_capacity: bool) -> Result<ClientFacts, Fail
     Ok(client)
 }
 
-/// Prints the figures, then writes both files, and fails when one of them cannot be written.
+/// Prints the figures, then writes both files, and fails when one of the three cannot be written.
 fn publish(
     figures: &str,
     report: &impl Serialize,
     page: impl FnOnce() -> String,
     output: &OutputArgs,
 ) -> Result<(), Failure> {
-    print!("{figures}");
+    let printed = super::print(figures);
     let json = output.out.as_deref().map(|path| file::write_json(path, report));
     let html = output.html.as_deref().map(|path| file::write(path, page().as_bytes()));
-    let failed: Vec<String> =
-        [json, html].into_iter().flatten().filter_map(Result::err).map(|e| e.to_string()).collect();
+    let unwritten = [json, html].into_iter().flatten().filter_map(Result::err).map(|e| e.to_string());
+    let failed: Vec<String> = printed.err().map(|e| e.to_string()).into_iter().chain(unwritten).collect();
     if failed.is_empty() { Ok(()) } else { Err(failed.join("; ").into()) }
 }
 
@@ -257,7 +258,7 @@ fn oracle(args: &OracleArgs) -> Outcome {
     progress.finish_and_clear();
     oracle.write(&args.out)?;
     let ids: usize = oracle.entries.values().map(|e| e.token_ids.len()).sum();
-    println!("{} answers with {ids} token ids in {}", oracle.entries.len(), args.out.display());
+    super::print(&format!("{} answers with {ids} token ids in {}\n", oracle.entries.len(), args.out.display()))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -274,7 +275,7 @@ fn stub(args: &StubArgs) -> Outcome {
     let (only, prompts) = (args.only, if args.text_prompts { Prompts::Text } else { Prompts::Any });
     let options = StubOptions { pace, refuse_every, break_every, threads, only, prompts };
     let stub = Stub::start(args.listen, options)?;
-    println!("the stub listens on http://{}", stub.address);
+    super::print(&format!("the stub listens on http://{}\n", stub.address))?;
     stub.join();
     Ok(ExitCode::SUCCESS)
 }
@@ -300,12 +301,12 @@ fn selftest(args: &SelftestArgs) -> Outcome {
             c.failed.to_string(),
         ]);
     }
-    print!("{}", table::aligned(&rows));
+    let printed = super::print(&table::aligned(&rows));
     if let Some(path) = &args.out {
         file::write_json(path, &figures)?;
     }
     let checks = selftest_checks(&figures, args.expect_events_per_s);
-    print!("{}", table::checks(&checks));
+    printed.and_then(|()| super::print(&table::checks(&checks)))?;
     Ok(exit(checks.iter().all(|c| c.passed)))
 }
 

@@ -15,10 +15,11 @@ pub mod serve;
 pub mod tokenize;
 pub mod tui;
 
-use std::io::Write as _;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+
+use crate::output::{note, print};
 
 /// What a command ends with: an exit code, or an error whose text says what to do.
 pub type Outcome = Result<ExitCode, Box<dyn std::error::Error>>;
@@ -55,21 +56,20 @@ enum Command {
     Tui(tui::Args),
 }
 
-/// Writes a report to standard output. A reader that has seen enough (`| head -1`) is no error.
-///
-/// # Errors
-/// Standard output takes no more, such as a file on a full disk.
-fn print(report: &str) -> std::io::Result<()> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(report.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.map_err(|e| std::io::Error::new(e.kind(), format!("cannot write to standard output: {e}"))),
-    }
+/// A negative number after a flag is its value, which the flag refuses with its own words, and no unknown flag.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let taking = |arg: clap::Arg| if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg };
+    command.mut_args(taking).mut_subcommands(with_negative_numbers)
+}
+
+fn parsed() -> Cli {
+    let matches = with_negative_numbers(Cli::command()).get_matches();
+    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }
 
 /// Parses the arguments and runs the command.
 pub fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
+    let outcome = match parsed().command {
         Command::Bench(args) => bench::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Eval(args) => eval::run(&args),
@@ -82,7 +82,7 @@ pub fn main() -> ExitCode {
         Command::Tui(args) => tui::run(&args),
     };
     outcome.unwrap_or_else(|error| {
-        eprintln!("crucible: {error}");
+        note(format_args!("crucible: {error}"));
         ExitCode::FAILURE
     })
 }

@@ -29,6 +29,6 @@ pub fn cache_dir(given: Option<&PathBuf>) -> Result<PathBuf, Box<dyn std::error:
 /// As `model::pull::default_model`.
 pub fn run(args: &Args) -> Outcome {
     let path = pull::default_model(&cache_dir(args.cache.as_ref())?, Progress::Shown)?;
-    println!("{}", path.display());
+    super::print(&format!("{}\n", path.display()))?;
     Ok(ExitCode::SUCCESS)
 }

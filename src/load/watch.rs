@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::devices::{self, DeviceOptions, DeviceSample, DevicesError, Loaded, Sampler};
 use super::target::Target;
+use crate::output::note;
 
 /// Between two looks at /stats.
 const STATS_PERIOD: Duration = Duration::from_millis(250);
@@ -210,7 +211,7 @@ impl Host {
 
 /// A line for whoever watches: above the bar, or on a standard error that has none.
 pub fn say(progress: &ProgressBar, line: &str) {
-    if progress.is_hidden() { eprintln!("{line}") } else { progress.println(line) }
+    if progress.is_hidden() { note(format_args!("{line}")) } else { progress.println(line) }
 }
 
 /// The server's /stats once nothing is inside and no page is out, or as they are after `wait`; `None` when it has none.

