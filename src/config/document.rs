@@ -47,6 +47,8 @@ pub enum Value {
     Bool(bool),
     /// An array of strings.
     Texts(Vec<String>),
+    /// A table without keys: a section that may be empty, or nothing that a key takes.
+    EmptyTable,
     /// Something no key takes, by its TOML name.
     Other(&'static str),
 }
@@ -60,6 +62,7 @@ impl Value {
             Value::Float(_) => "a float",
             Value::Bool(_) => "a boolean",
             Value::Texts(_) => "an array",
+            Value::EmptyTable => "a table",
             Value::Other(name) => name,
         }
     }
@@ -145,6 +148,7 @@ impl Document {
 
     fn insert(&mut self, path: String, value: &DeValue<'_>, origin: &dyn Fn(usize) -> Origin, at: usize) {
         let value = match value {
+            DeValue::Table(table) if table.is_empty() => Value::EmptyTable,
             DeValue::Table(table) => return self.collect(&path, table, origin),
             DeValue::String(text) => Value::Text(text.to_string()),
             DeValue::Integer(number) => integer(number.as_str(), number.radix()),

@@ -1,6 +1,7 @@
 //! Reads known keys out of a [`Document`] and keeps every problem found on the way: wrong types, values out of range, keys that
 //! nobody asked for. The caller learns all of them at once.
 
+use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -140,10 +141,12 @@ impl Fields {
 
     /// Ends the reading: what was not asked for is unknown. Returns the keys that exist and every problem, by line.
     pub fn finish(mut self) -> (Vec<String>, Vec<Problem>) {
+        let names = sections(&self.known);
         for (key, entry) in self.document.into_rest() {
-            let inside = format!("{key}.");
-            let text = match nearest(&key, &self.known) {
-                _ if self.known.iter().any(|known| known.starts_with(&inside)) => {
+            let empty = entry.value == Value::EmptyTable;
+            let text = match nearest(&key, &self.known, if empty { &names } else { &[] }) {
+                _ if names.contains(&key) && empty => continue,
+                _ if names.contains(&key) => {
                     format!("{key} is a section, not a key: write [{key}] and its keys below it")
                 }
                 Some(near) => format!("unknown key {key}, did you mean {near}?"),
@@ -183,10 +186,17 @@ impl Fields {
     }
 }
 
-/// The known key closest to a misspelt one, if it is close.
-fn nearest<'a>(key: &str, known: &'a [String]) -> Option<&'a str> {
-    let best = known.iter().map(|k| (edit_distance(key, k), k)).min_by_key(|(distance, _)| *distance)?;
-    (best.0 <= 3).then_some(best.1.as_str())
+/// Every section that some key stands in, `model` and `model.geometry` among them.
+fn sections(known: &[String]) -> Vec<String> {
+    let of = |key: &String| key.match_indices('.').map(|(at, _)| key[..at].to_owned()).collect::<Vec<_>>();
+    known.iter().flat_map(of).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// The known key or section closest to a misspelt one, if it is close.
+fn nearest<'a>(key: &str, known: &'a [String], sections: &'a [String]) -> Option<&'a str> {
+    let names = known.iter().chain(sections);
+    let best = names.map(|k| (edit_distance(key, k), k)).min_by_key(|(distance, _)| *distance)?;
+    (best.0 <= 3 && 2 * best.0 <= key.len()).then_some(best.1.as_str())
 }
 
 /// Levenshtein distance in bytes, one row at a time.

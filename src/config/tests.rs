@@ -109,6 +109,22 @@ fn a_key_where_a_section_should_be_and_a_section_where_a_key_should_be_are_told_
 }
 
 #[test]
+fn a_table_without_keys_is_as_wrong_as_one_with_keys_unless_it_is_a_section() {
+    let file = "[limts]\n[kv.pages]\n[server.nope]\n[limits]\n[model.geometry]\n";
+    let found = problems(file, &["nope={}", "prefill.packing={}", "limits.max_batch = {}", "kv={}", "cache.dirs={}"]);
+    let expected = [
+        "line 1: unknown key limts, did you mean limits?",
+        "line 2: kv.pages must be an integer, not a table",
+        "line 3: unknown key server.nope, did you mean server.host?",
+        "--set: prefill.packing must be true or false, not a table",
+        "--set: limits.max_batch must be an integer, not a table",
+        "--set: unknown key cache.dirs, did you mean cache.dir?",
+        "--set: unknown key nope",
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
 fn widths_that_no_block_divides_are_refused_with_their_lines_where_blocks_are_used() {
     let text = "[model]\npath = \"synthetic\"\n[model.geometry]\nhidden = 33\nffn = 40\n";
     let found = problems(text, &["executor.pin=1024"]);

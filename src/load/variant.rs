@@ -172,6 +172,7 @@ fn plain(value: Written) -> Value {
         Written::Float(number) => json!(number),
         Written::Bool(yes) => json!(yes),
         Written::Texts(texts) => json!(texts),
+        Written::EmptyTable => json!({}),
         Written::Other(kind) => json!(kind),
     }
 }
@@ -215,7 +216,7 @@ fn what_is_set(text: &str, settings: &[String]) -> BTreeMap<String, Value> {
         let value = if is_secret(&key) { json!(HIDDEN) } else { plain(entry.value) };
         (key, value)
     };
-    document.into_rest().map(shown).collect()
+    document.into_rest().filter(|(_, entry)| entry.value != Written::EmptyTable).map(shown).collect()
 }
 
 #[cfg(test)]
