@@ -5,6 +5,7 @@ mod load_support;
 
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
+use std::time::Duration;
 
 use load_support::{
     counted, crucible, described, failed_checks, folder, is_silent, json, run, said, signal, stub, text, until_counted,
@@ -172,7 +173,7 @@ fn a_signal_ends_a_run_with_what_was_measured_and_says_so() {
 }
 
 #[test]
-fn a_signal_ends_the_servers_that_were_started_and_a_second_one_kills_them() {
+fn a_signal_ends_the_servers_that_were_started_and_a_later_one_kills_them() {
     let folder = folder("signal-ab");
     let (out, logs) = (folder.join("ab.json"), folder.join("logs"));
     let (a, b) = (described(&folder, "a", "", None), described(&folder, "b", "--gap-us 500000", None));
@@ -201,6 +202,10 @@ fn a_signal_ends_the_servers_that_were_started_and_a_second_one_kills_them() {
     signal(child.id(), "-INT");
     // The first has been taken when the connections of the running requests are closed.
     until_counted(&mut child, &deaf.url, "cancelled_requests", 1);
+    // Kernel and shell both tell of a closed terminal: no impatience.
+    signal(child.id(), "-HUP");
+    std::thread::sleep(Duration::from_millis(1_100));
+    assert!(child.try_wait().expect("a child").is_none(), "a hang-up hastens nothing");
     signal(child.id(), "-INT");
     let output = ended(child);
     assert_eq!(output.status.code(), Some(130), "{}", said(&output));

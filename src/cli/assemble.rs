@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-use crate::actors::topology::Engine;
+use crate::actors::topology::{Engine, EngineError};
 use crate::backend::cpu::{CpuBackend, CpuConfig, Isa};
 use crate::backend::cuda::{self, CudaBackend, CudaConfig, GraphLimits, PoolSize};
 use crate::backend::{AttentionVariant, Backend, BackendError, BackendFactory};
@@ -53,6 +53,7 @@ fn default_model(config: &Config, progress: Progress) -> Result<PathBuf, Box<dyn
 /// # Errors
 /// The model cannot be fetched or loaded, or the backend refuses.
 pub fn assemble(config: &Config, progress: Progress) -> Result<Assembled, Box<dyn Error>> {
+    check_trace(config)?;
     let source = source(config, progress)?;
     let LoadedModel { weights, tokenizer, chat_template, name } = load::load(&source, config.model.profile)?;
     let context = weights.geometry.context;
@@ -74,6 +75,17 @@ pub fn assemble(config: &Config, progress: Progress) -> Result<Assembled, Box<dy
         "engine started"
     );
     Ok(Assembled { engine, tokenizer, template: chat_template })
+}
+
+/// Whether the engine will be able to write `telemetry.step_trace`, asked before the model is loaded. A pipe or a device is left alone: to
+/// open it may be seen.
+fn check_trace(config: &Config) -> Result<(), EngineError> {
+    let Some(path) = &config.telemetry.step_trace else { return Ok(()) };
+    if std::fs::metadata(path).is_ok_and(|meta| !meta.is_file() && !meta.is_dir()) {
+        return Ok(());
+    }
+    let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
+    opened.map(drop).map_err(|source| EngineError::Trace { path: path.clone(), source })
 }
 
 /// The configured backend over these weights.

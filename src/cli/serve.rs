@@ -38,6 +38,7 @@ pub fn run(args: &Args) -> Outcome {
     log::init(&config.telemetry);
     #[cfg(feature = "fault-injection")]
     args.faults.iter().copied().for_each(crate::faults::arm);
+    server::check(&config.server)?;
     let Assembled { engine, tokenizer, template } = assemble(&config, Progress::Shown)?;
     let service = web::Data::new(Service::new(config.clone(), engine.handle(), tokenizer, template));
     let ready = move |address| announce(&config, address);

@@ -1,6 +1,6 @@
 //! The end of a measurement before its time: a signal, or the death of the server that it needs. The client stops asking and hangs up,
-//! what was measured so far is kept and written, and the servers that were started are ended. A second signal kills them and ends the
-//! process at once.
+//! what was measured so far is kept and written, and the servers that were started are ended. A later signal kills them and ends the
+//! process at once; a hang-up, or a signal within a second of the first, is the same wish again.
 //!
 //! One state for the process, as signals are: whoever waits asks here.
 
@@ -12,7 +12,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use super::process::resident_bytes;
+use crate::output::note;
 
+/// Signals within this time of the first are the same wish: kernel and shell both tell of a closed terminal.
+const ONE_WISH: Duration = Duration::from_secs(1);
 /// Between two looks of a thread that sleeps.
 const LOOK: Duration = Duration::from_millis(20);
 /// Whoever watches a server tells of its end within this after its sockets were closed.
@@ -42,9 +45,17 @@ pub fn catch() -> std::io::Result<()> {
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         runtime.block_on(async {
             let (_, name) = next(&mut signals).await;
-            eprintln!("{name}: ending with what was measured so far; a second signal ends at once");
+            let begun = Instant::now();
             raise(&format!("{name} came"));
-            let (kind, _) = next(&mut signals).await;
+            let text =
+                "ending with what was measured so far; SIGTERM or Ctrl-C a second from now or later ends at once";
+            note(format_args!("{name}: {text}"));
+            let kind = loop {
+                let (kind, _) = next(&mut signals).await;
+                if kind != SignalKind::hangup() && begun.elapsed() >= ONE_WISH {
+                    break kind;
+                }
+            };
             kill_groups();
             std::process::exit(128 + kind.as_raw_value());
         });

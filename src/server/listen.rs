@@ -62,14 +62,12 @@ where
         time => KeepAlive::Timeout(time),
     };
     let bounds = Bounds { keep_alive, head: config.header_timeout, stopping: workers.graceful_shutdown_signal() };
-    let workers = match &config.tls {
+    let workers = match offered(config)? {
         None => workers.listen("http", listener, move || {
             fn_service(|stream: TcpStream| async { Ok(prepared(stream, |stream| stream)) })
                 .and_then(http1(bounds.clone(), app()))
         }),
-        Some(files) => {
-            let mut offered = tls::configuration(&files.certificate, &files.key)?;
-            offered.alpn_protocols = vec![HTTP_1_1.to_vec()];
+        Some(offered) => {
             let mut acceptor = Acceptor::new(offered);
             acceptor.set_handshake_timeout(config.header_timeout);
             workers.listen("https", listener, move || {
@@ -81,6 +79,17 @@ where
         }
     };
     Ok(workers?.run())
+}
+
+/// What TLS offers; `None` where it is not configured.
+///
+/// # Errors
+/// The certificate or its key cannot be used.
+pub fn offered(config: &ServerConfig) -> io::Result<Option<rustls::ServerConfig>> {
+    let Some(files) = &config.tls else { return Ok(None) };
+    let mut offered = tls::configuration(&files.certificate, &files.key)?;
+    offered.alpn_protocols = vec![HTTP_1_1.to_vec()];
+    Ok(Some(offered))
 }
 
 /// A connection that sends what it has at once, with its client's address. `socket` finds the socket below.

@@ -34,7 +34,7 @@ use crate::protocol::choice::{Pieces, Vocabulary};
 use crate::protocol::errors::{ApiError, Code, beginning};
 use crate::telemetry::metrics::Metrics;
 
-pub use run::{Ending, serve};
+pub use run::{Ending, check, serve};
 
 /// What every HTTP worker shares.
 pub struct Service {

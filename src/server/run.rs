@@ -1,7 +1,7 @@
 //! The life of the process: listen, serve, and end by a signal or by the death of the engine.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use super::listen::{self, FLUSH_SECONDS};
 use super::respond::{answering, telling};
 use super::{Service, WorkerHub, anthropic, connection, generate, intake, models, openai, openapi, status, tools};
-use crate::config::Origins;
+use crate::config::{Origins, ServerConfig};
 use crate::protocol::errors::{ApiError, Code, beginning};
 
 /// How serving ended.
@@ -24,11 +24,14 @@ use crate::protocol::errors::{ApiError, Code, beginning};
 pub enum Ending {
     /// Every live request was answered after a signal, or failed at the deadline.
     Drained,
-    /// A second signal came while draining.
+    /// SIGTERM or Ctrl-C came again while draining.
     Interrupted,
     /// The engine died.
     Failed(String),
 }
+
+/// Signals within this time of the one that began the drain are the same wish.
+const ONE_WISH: Duration = Duration::from_secs(1);
 
 /// How long a browser may remember what it was told about another site's calls.
 const CORS_MAX_AGE_SECONDS: usize = 600;
@@ -54,8 +57,7 @@ pub async fn serve(service: web::Data<Service>, ready: impl FnOnce(SocketAddr)) 
             .configure(crate::web::configure)
             .default_service(web::to(not_found))
     };
-    let asked = SocketAddr::new(config.host, config.port);
-    let listener = connection::listener(asked, config.write_timeout).map_err(|e| cannot_listen(asked, &e))?;
+    let listener = bind(&config)?;
     let address = listener.local_addr()?;
     let server = listen::start(listener, &config, app)?;
     let handle = server.handle();
@@ -82,6 +84,21 @@ pub async fn serve(service: web::Data<Service>, ready: impl FnOnce(SocketAddr)) 
     let ending = wind_down(&service, &handle, &mut signals, ending, until).await;
     drop(running);
     Ok(ending)
+}
+
+/// Whether `serve` could begin now: the address is free, and certificate and key can be used. It is asked before a model is loaded; the
+/// address is given back, because a client should be refused for as long as nobody serves.
+///
+/// # Errors
+/// Those of `serve`.
+pub fn check(config: &ServerConfig) -> io::Result<()> {
+    listen::offered(config)?;
+    bind(config).map(drop)
+}
+
+fn bind(config: &ServerConfig) -> io::Result<TcpListener> {
+    let asked = SocketAddr::new(config.host, config.port);
+    connection::listener(asked, config.write_timeout).map_err(|e| cannot_listen(asked, &e))
 }
 
 /// Headers for browsers on the sites that are let in; nothing at all where none is. It stands outside of the question for the key,
@@ -111,20 +128,31 @@ struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hang_up: Signal,
+    /// When the drain began.
+    draining_since: Option<Instant>,
 }
 
 impl Signals {
     fn new() -> io::Result<Self> {
         let [terminate, interrupt, hang_up] =
             [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
-        Ok(Self { terminate: terminate?, interrupt: interrupt?, hang_up: hang_up? })
+        Ok(Self { terminate: terminate?, interrupt: interrupt?, hang_up: hang_up?, draining_since: None })
     }
 
+    /// A signal that asks for the end: any, and in a drain one that asks for it at once. One wish often comes as several signals: the
+    /// kernel and the shell both tell of a closed terminal, a service manager sends SIGHUP after SIGTERM, `timeout` tells the child and
+    /// its group. So a hang-up never hastens a drain, nor does what comes within `ONE_WISH` of its beginning.
     async fn next(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-            _ = self.hang_up.recv() => {}
+        loop {
+            let hung_up = tokio::select! {
+                _ = self.terminate.recv() => false,
+                _ = self.interrupt.recv() => false,
+                _ = self.hang_up.recv() => true,
+            };
+            match self.draining_since {
+                Some(begun) if hung_up || begun.elapsed() < ONE_WISH => {}
+                _ => return,
+            }
         }
     }
 }
@@ -143,9 +171,14 @@ fn said(reason: Option<Arc<str>>) -> String {
 /// Refuses new work and waits for what is live. An engine that dies meanwhile has failed, although nothing is live in it either.
 async fn drain(service: &Service, signals: &mut Signals) -> Ending {
     service.draining.store(true, Ordering::Release);
+    signals.draining_since = Some(Instant::now());
     let deadline = service.config.server.drain_deadline;
     let live = service.engine.snapshot().account.live();
-    tracing::info!(live, deadline_ms = deadline.as_millis() as u64, "draining; a second signal ends at once");
+    tracing::info!(
+        live,
+        deadline_ms = deadline.as_millis() as u64,
+        "draining; SIGTERM or Ctrl-C once more, a second from now or later, ends at once"
+    );
     let mut fatal = service.engine.fatal();
     let drained = service.engine.drain(deadline);
     tokio::select! {
@@ -160,7 +193,7 @@ async fn drain(service: &Service, signals: &mut Signals) -> Ending {
 }
 
 /// Lets the sessions write what they have, and their clients read it until `until`, at least for `FLUSH_SECONDS`; then stops the
-/// workers. A signal meanwhile is the second one.
+/// workers. A signal meanwhile hastens the end as one in the drain does.
 async fn wind_down(
     service: &Service,
     handle: &ServerHandle,
