@@ -61,6 +61,14 @@ pub enum ModelError {
         /// Why.
         source: Box<ModelError>,
     },
+    /// A synthetic model is larger than the memory.
+    #[error(
+        "there is no memory for the {bytes} bytes of the synthetic model's weights: lower model.geometry.layers, hidden, ffn or vocab, or choose profile q8 with model.block q4_0"
+    )]
+    Memory {
+        /// Bytes of the weights.
+        bytes: usize,
+    },
     /// Weights, tokenizer and profile do not fit each other.
     #[error("{0}")]
     Mismatch(String),
@@ -119,6 +127,11 @@ fn from_recipe(
             let text = format!("{name} is {width}, {block:?} needs a multiple of {unit}");
             return Err(ModelError::Geometry(GeometryError::Mismatch(text)));
         }
+    }
+    let bytes = synthetic::bytes(geometry, profile, block);
+    // All of it at once: a system that promises more than it has refuses what is far beyond it.
+    if Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
+        return Err(ModelError::Memory { bytes });
     }
     Ok(LoadedModel {
         weights: synthetic::weights(geometry, profile, block, seed),

@@ -20,10 +20,7 @@ const LOGIT_STD: f64 = 2.5;
 /// `hidden`, `ffn` and `q_dim` multiples of 32 for a block format (`load` checks both).
 pub fn weights(geometry: &Geometry, profile: Profile, block: MatrixFormat, seed: u64) -> ModelWeights {
     let g = geometry;
-    let format = match profile {
-        Profile::Q8 => block,
-        Profile::F32 | Profile::Int8 => MatrixFormat::F32,
-    };
+    let format = format(profile, block);
     let inner = |cols: usize| 1.0 / (cols as f64).sqrt();
     let outer = |cols: usize| inner(cols) / (2.0 * g.layers as f64).sqrt();
     let matrix = |name: Name, rows: usize, cols: usize, std: f64| Matrix {
@@ -55,6 +52,24 @@ pub fn weights(geometry: &Geometry, profile: Profile, block: MatrixFormat, seed:
         layers,
         final_norm: norm(&mut outside(2).stream(seed), g.hidden),
         head: None,
+    }
+}
+
+/// Bytes of the weights that [`weights`] makes, before anything is made.
+pub fn bytes(geometry: &Geometry, profile: Profile, block: MatrixFormat) -> usize {
+    let g = geometry;
+    let (unit, stored) = format(profile, block).block();
+    let layer = g.hidden * (2 * g.q_dim() + 2 * g.kv_dim() + 3 * g.ffn);
+    let matrices = (layer.saturating_mul(g.layers)).saturating_add(g.vocab * g.hidden);
+    let norms = (2 * g.layers + 1) * g.hidden * size_of::<f32>();
+    (matrices / unit).saturating_mul(stored).saturating_add(norms)
+}
+
+/// The format of the matrices.
+fn format(profile: Profile, block: MatrixFormat) -> MatrixFormat {
+    match profile {
+        Profile::Q8 => block,
+        Profile::F32 | Profile::Int8 => MatrixFormat::F32,
     }
 }
 
@@ -183,6 +198,20 @@ mod tests {
             let wanted = 1.0 / 64f64.sqrt();
             assert!((std / wanted - 1.0).abs() < 0.1, "{format:?}: standard deviation {std}, wanted {wanted}");
             assert!(mean.abs() < 0.15 * wanted, "{format:?}: mean {mean}");
+        }
+    }
+
+    #[test]
+    fn the_bytes_that_are_told_before_are_those_that_are_made() {
+        for (profile, block) in
+            [(Profile::Q8, MatrixFormat::Q4_1), (Profile::Q8, MatrixFormat::Q8_0), (Profile::F32, MatrixFormat::Q8_0)]
+        {
+            let w = weights(&geometry(), profile, block, 1);
+            let matrices = w.layers.iter().flat_map(|l| [&l.wq, &l.wk, &l.wv, &l.wo, &l.w_gate, &l.w_up, &l.w_down]);
+            let matrices: usize = matrices.chain([&w.embedding]).map(|m| m.bytes.len()).sum();
+            let norms = w.layers.iter().flat_map(|l| [&l.attn_norm, &l.ffn_norm]).chain([&w.final_norm]);
+            let norms: usize = norms.map(|n| n.len() * 4).sum();
+            assert_eq!(bytes(&geometry(), profile, block), matrices + norms, "{profile:?} {block:?}");
         }
     }
 
