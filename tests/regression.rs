@@ -7,8 +7,10 @@ use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use crucible::protocol::stop::{Scan, StopMatcher};
 use http_support::binary::Binary;
-use http_support::client::{get, post, send};
+use http_support::client::{get, post, send, send_json};
+use http_support::until;
 use serde_json::json;
 
 #[test]
@@ -319,6 +321,26 @@ fn a_closed_terminal_drains_as_a_termination_does() {
     assert!(log.contains("draining") && log.contains("every request has ended"), "{log}");
 }
 
+/// A closed terminal comes as two hang-ups, `timeout` and service managers send two signals at once: seen, live streams were cut.
+#[test]
+fn signals_that_come_together_are_one_wish_to_end_and_a_hang_up_never_hastens_it() {
+    let long = ["model.geometry.context=16384", "kv.pages=2048", "server.stream_buffer_bytes=67108864"];
+    for (first, second) in [("HUP", "HUP"), ("TERM", "HUP"), ("TERM", "INT"), ("INT", "TERM")] {
+        let mut server = Binary::tiny(&[&long[..], &["server.drain_deadline_ms=600000"]].concat());
+        let body = json!({"prompt": "abc", "max_tokens": 8_000, "ignore_eos": true});
+        let mut stream = send_json(server.address, "/v1/generate/stream", &body);
+        stream.head();
+        stream.read_events(1);
+        let both = format!("kill -s {first} $0; kill -s {second} $0");
+        assert!(Command::new("sh").args(["-c", &both, &server.id().to_string()]).status().expect("sh").success());
+        until("it drains", || get(server.address, "/ready").status == 503);
+        server.signal("HUP");
+        let text = String::from_utf8(stream.rest()).expect("UTF-8");
+        assert!(text.contains("event: done"), "{first} {second}: the stream is whole");
+        assert_eq!(server.wait(Duration::from_secs(60)).code(), Some(0), "{first} {second}");
+    }
+}
+
 #[test]
 fn a_report_that_cannot_be_written_is_an_error_and_one_that_nobody_reads_on_is_none() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("a Linux system");
@@ -378,4 +400,154 @@ fn health_tells_the_longest_prompt_and_sequence_and_they_are_served() {
 fn every_upload_to_the_device_is_in_stream_order() {
     let memory = std::fs::read_to_string("src/backend/cuda/memory.rs").expect("a source file");
     assert!(memory.contains("memcpy_htod_async") && !memory.contains("memcpy_htod_sync"));
+}
+
+#[test]
+fn an_empty_system_is_none_in_anthropics_dialect_and_an_empty_message_in_openais() {
+    let server = Binary::tiny(&[]);
+    let user = json!({"role": "user", "content": "a"});
+    let count = |path: &str, pointer: &str, mut body: serde_json::Value| {
+        body["model"] = json!("tiny");
+        post(server.address, path, &body).json().pointer(pointer).and_then(serde_json::Value::as_u64).expect("a count")
+    };
+    let (path, tokens) = ("/v1/messages/count_tokens", "/input_tokens");
+    let none = count(path, tokens, json!({"messages": [user]}));
+    assert_eq!(count(path, tokens, json!({"messages": [user], "system": ""})), none);
+    let (path, tokens) = ("/v1/chat/completions", "/usage/prompt_tokens");
+    let empty = json!({"role": "system", "content": ""});
+    assert_eq!(count(path, tokens, json!({"messages": [user], "max_tokens": 1})), none);
+    assert!(count(path, tokens, json!({"messages": [empty, user], "max_tokens": 1})) > none);
+}
+
+#[test]
+fn of_several_stop_strings_the_occurrence_that_ends_first_ends_the_answer() {
+    let mut matcher = StopMatcher::new(&["<295", "9"]);
+    assert_eq!(matcher.push("<295>"), Scan::Hit { text: "<2".into(), stop: "9".into() });
+}
+
+/// Commands whose report was a panic with a backtrace, on a full disk as on a closed pipe.
+#[test]
+fn every_command_on_a_full_disk_is_an_error_and_with_a_reader_that_left_ends_quietly() {
+    let cache = common::default_model().parent().expect("a folder").to_owned();
+    let cache = cache.to_str().expect("UTF-8");
+    let bench = ["bench", "cpu", "--config", "config/cpu-test.toml", "--prompt", "8", "--decode", "2", "--rounds", "1"];
+    let quick = ["--backend", "cpu", "--quick", "--sets", "1", "--profile", "f32"];
+    for arguments in [
+        &bench[..],
+        &["bench", "memory", "--config", "config/cpu-test.toml"],
+        &["generate", "x", "--max-tokens", "2", "--config", "config/cpu-test.toml"],
+        &[&["check", "cancel"][..], &quick].concat(),
+        &[&["check", "failure"][..], &quick].concat(),
+        &["load", "list"],
+        &["pull", "--cache", cache],
+    ] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("a Linux system");
+        let command = || {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_crucible"));
+            command.args(arguments).stderr(Stdio::piped());
+            command
+        };
+        let end = command().stdout(full).output().expect("the binary");
+        let error = String::from_utf8_lossy(&end.stderr).into_owned();
+        assert_eq!(end.status.code(), Some(1), "{arguments:?}: {error}");
+        assert!(error.contains("crucible: cannot write to standard output: No space left"), "{arguments:?}: {error}");
+        assert!(!error.contains("stdout"), "{arguments:?}: {error}");
+        let mut unread = command().stdout(Stdio::piped()).spawn().expect("the binary");
+        drop(unread.stdout.take());
+        let end = unread.wait_with_output().expect("an end");
+        let error = String::from_utf8_lossy(&end.stderr).into_owned();
+        assert_eq!(end.status.code(), Some(0), "{arguments:?}: {error}");
+        assert!(!error.contains("stdout") && !error.contains("standard output"), "{arguments:?}: {error}");
+    }
+}
+
+/// Those macros panic where nothing can be written. The suites of `check` have a `println!` of their own that does not.
+#[test]
+fn no_command_prints_with_a_macro_that_panics() {
+    let mut folders = vec![std::path::PathBuf::from("src")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let suite = path.starts_with("src/check");
+            let text = if path.extension().is_some_and(|e| e == "rs") {
+                std::fs::read_to_string(&path).expect("a source file")
+            } else {
+                continue;
+            };
+            for line in text.split("#[cfg(test)]").next().unwrap_or_default().lines() {
+                let code = line.split("//").next().unwrap_or_default();
+                let panics = ["eprintln!(", "eprint!(", " print!("].iter().any(|word| code.contains(word));
+                assert!(!panics && (suite || !code.contains("println!(")), "{}: {line}", path.display());
+            }
+        }
+    }
+    assert!(std::fs::read_to_string("src/check/mod.rs").expect("a source file").contains("macro_rules! println"));
+}
+
+#[test]
+fn what_keeps_a_server_from_serving_is_told_before_a_model_is_loaded() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = format!("server.port={}", taken.local_addr().expect("an address").port());
+    let tls = ["server.tls_certificate=README.md", "server.tls_key=README.md"];
+    for (sets, told) in [
+        (&[port.as_str()][..], "cannot listen on"),
+        (&tls, "cannot read server.tls_certificate = README.md"),
+        (&["telemetry.step_trace=no/such/folder/trace"], "no/such/folder/trace"),
+    ] {
+        let mut arguments = vec!["serve", "--config", "config/cpu-test.toml"];
+        let model = ["server.port=0", "model.load_format=gguf", "model.path=no-such-model.gguf"];
+        model.iter().chain(sets).for_each(|set| arguments.extend(["--set", set]));
+        let error = failing(&arguments);
+        assert!(error.contains(told) && !error.contains("no-such-model"), "{told}: {error}");
+    }
+}
+
+#[test]
+fn a_synthetic_model_larger_than_the_memory_is_an_error_that_names_the_keys() {
+    let sets = ["model.geometry.hidden=32768", "model.geometry.ffn=65536"].map(|set| format!("--set {set}")).join(" ");
+    for command in ["serve", "generate x", "eval README.md", "bench cpu --prompt 8 --decode 1", "bench memory"] {
+        let limited = format!("ulimit -v 8000000; exec \"$0\" {command} --config config/cpu-test.toml {sets}");
+        let run = Command::new("sh").args(["-c", &limited, env!("CARGO_BIN_EXE_crucible")]).output().expect("sh");
+        let error = String::from_utf8_lossy(&run.stderr).into_owned();
+        assert_eq!(run.status.code(), Some(1), "{command}: {error}");
+        assert!(error.contains("bytes of the synthetic model's weights: lower model.geometry.layers"), "{error}");
+    }
+}
+
+#[test]
+fn lengths_that_do_not_fit_are_refused_by_their_own_name() {
+    let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("regression-short");
+    std::fs::write(&file, "x").expect("a file");
+    let file = file.to_str().expect("UTF-8");
+    let tiny = |arguments: &[&str]| failing(&[arguments, &["--config", "config/cpu-test.toml"]].concat());
+    let error = tiny(&["eval", file]);
+    assert!(error.contains(&format!("{file} has fewer than two tokens (1 bytes)")), "{error}");
+    let error = tiny(&["eval", "README.md", "--window", "513"]);
+    assert!(error.contains("--window is 513, it must lie in 2..=512: the model's context is 512 tokens"), "{error}");
+    for flag in ["--window", "--tokens"] {
+        let error = tiny(&["eval", "README.md", flag, "1"]);
+        assert!(error.contains(&format!("{flag} is 1, it must be at least 2")), "{error}");
+    }
+    let error = tiny(&["bench", "cpu"]);
+    assert!(error.contains("--prompt 512 and --decode 64 exceed the model's context of 512 tokens"), "{error}");
+}
+
+#[test]
+fn a_negative_number_is_the_value_of_its_flag_and_no_flag() {
+    for (arguments, told) in [
+        (&["generate", "x", "--temperature", "-1"][..], "--temperature is -1, it must lie in 0..=5"),
+        (&["generate", "x", "--temperature", "1", "--top-p", "-0.5"], "--top-p is -0.5, it must lie in 0..=1"),
+        (&["generate", "x", "--max-tokens", "-1"], "invalid value '-1' for '--max-tokens"),
+        (&["eval", "README.md", "--window", "-2"], "invalid value '-2' for '--window"),
+        (&["bench", "cpu", "--prompt", "-3"], "invalid value '-3' for '--prompt"),
+        (&["check", "sampling", "--seed", "-1"], "invalid value '-1' for '--seed"),
+        (&["load", "sustained", "--rate", "-1"], "invalid value '-1' for '--rate"),
+    ] {
+        let error = failing(arguments);
+        assert!(error.contains(told), "{arguments:?}: {error}");
+    }
 }
