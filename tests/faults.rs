@@ -185,6 +185,48 @@ fn a_client_that_closes_its_half_has_left() {
 }
 
 #[test]
+fn a_client_that_leaves_behind_the_bytes_of_further_requests_has_left() {
+    let server = long(&["limits.max_batch=1"]);
+    // The HTTP library reads ahead up to a bound: seen, beyond it the end of what the client sent was not seen.
+    let small = b"GET /ready HTTP/1.1\r\nhost: t\r\n\r\n".repeat(20_000);
+    for further in [request("/v1/generate", &json!({"prompt": "b".repeat(500_000)})), small] {
+        let cancelled = stats(server.address)["cancelled_requests"].as_u64().expect("a number");
+        let ask = |path: &str| {
+            let mut client = TcpStream::connect(server.address).expect("connected");
+            client.write_all(&request(path, &long_answer(45_000))).expect("sent");
+            client
+        };
+        let running = ask("/v1/generate");
+        until("it is resident", || stats(server.address)["active_requests"] == 1);
+        let waiting = ask("/v1/generate/stream");
+        until("it waits", || stats(server.address)["queued_requests"] == 1);
+        for mut client in [waiting, running] {
+            client.write_all(&further).expect("further requests");
+        }
+        until("both are cancelled", || stats(server.address)["cancelled_requests"] == cancelled + 2);
+        until("every page is back", || at_rest(server.address));
+    }
+    assert_eq!(stats(server.address)["completed_requests"], 0);
+}
+
+#[test]
+fn a_client_that_goes_on_asking_while_it_waits_gets_every_answer() {
+    let server = long(&[]);
+    let mut client = TcpStream::connect(server.address).expect("connected");
+    client.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+    let mut sent = request("/v1/generate", &json!({"prompt": "abc", "max_tokens": 2_000, "ignore_eos": true}));
+    sent.extend(b"GET /ready HTTP/1.1\r\nhost: t\r\n\r\n".repeat(9_999));
+    sent.extend(b"GET /ready HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n");
+    let mut writer = client.try_clone().expect("a second handle");
+    let writing = std::thread::spawn(move || writer.write_all(&sent).expect("sent"));
+    let mut answers = Vec::new();
+    client.read_to_end(&mut answers).expect("every answer");
+    writing.join().expect("no panic");
+    let answers = String::from_utf8(answers).expect("UTF-8");
+    assert_eq!(answers.matches("HTTP/1.1 200").count(), 10_001);
+}
+
+#[test]
 fn ten_thousand_idle_connections_hold_little_memory_and_delay_neither_requests_nor_the_drain() {
     let hard = raise_open_files();
     let most = 10_000.min(hard.saturating_sub(500));

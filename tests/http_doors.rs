@@ -298,6 +298,8 @@ enum Leaving {
     Told,
     /// Its socket is closed.
     Closed,
+    /// The same behind the bytes of a further request.
+    ClosedBehind,
 }
 
 #[test]
@@ -309,12 +311,15 @@ fn a_client_that_leaves_in_the_middle_of_an_answer_over_tls_is_cancelled() {
     let body = json!({"prompt": "abc", "max_tokens": 8000, "ignore_eos": true});
     let mut left = 0;
     for path in ["/v1/generate", "/v1/generate/stream"] {
-        for leaving in [Leaving::Told, Leaving::Closed] {
+        for leaving in [Leaving::Told, Leaving::Closed, Leaving::ClosedBehind] {
             let mut stream = tls_offering(server.address, &trusted, BOTH);
             stream.write_all(&posted(path, &body)).expect("a request");
             until("it is resident", || stats()["active_requests"] == 1);
             if path.ends_with("stream") {
                 stream.read_exact(&mut [0]).expect("the begin of an answer");
+            }
+            if let Leaving::ClosedBehind = leaving {
+                stream.write_all(&posted("/v1/generate", &json!({"prompt": "b".repeat(500_000)}))).expect("bytes");
             }
             let open = match leaving {
                 Leaving::Told => {
@@ -322,7 +327,7 @@ fn a_client_that_leaves_in_the_middle_of_an_answer_over_tls_is_cancelled() {
                     stream.flush().expect("an alert");
                     Some(stream)
                 }
-                Leaving::Closed => {
+                Leaving::Closed | Leaving::ClosedBehind => {
                     drop(stream);
                     None
                 }

@@ -60,7 +60,7 @@ pub async fn hold_unread_body(
     let held = Rc::new(RefCell::new(std::mem::replace(request.parts_mut().1, Payload::None)));
     request.set_payload(Payload::Stream { payload: Box::pin(Reader(Rc::clone(&held))) });
     let response = next.call(request).await?;
-    Ok(response.map_body(|_, body| BoxBody::new(Holding { body: body.boxed(), _held: held })))
+    Ok(response.map_body(|_, body| holding(body, held)))
 }
 
 /// The handler's end of a body that someone else holds too.
@@ -74,13 +74,17 @@ impl Stream for Reader {
     }
 }
 
-/// A response body that holds the request's.
-struct Holding {
-    body: BoxBody,
-    _held: Rc<RefCell<Payload>>,
+/// A response body that keeps `held` until it has been sent or given up.
+pub fn holding(body: impl MessageBody + 'static, held: impl Unpin + 'static) -> BoxBody {
+    BoxBody::new(Holding { body: body.boxed(), _held: held })
 }
 
-impl MessageBody for Holding {
+struct Holding<T> {
+    body: BoxBody,
+    _held: T,
+}
+
+impl<T: Unpin> MessageBody for Holding<T> {
     type Error = Box<dyn std::error::Error>;
 
     fn size(&self) -> BodySize {

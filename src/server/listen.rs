@@ -19,6 +19,7 @@ use actix_tls::accept::rustls_0_23::{Acceptor, TlsStream};
 use actix_web::dev::AppConfig;
 use actix_web::rt::net::{ActixStream, TcpStream};
 
+use super::socket::Socket;
 use super::tls;
 use crate::config::ServerConfig;
 
@@ -64,17 +65,17 @@ where
     let bounds = Bounds { keep_alive, head: config.header_timeout, stopping: workers.graceful_shutdown_signal() };
     let workers = match offered(config)? {
         None => workers.listen("http", listener, move || {
-            fn_service(|stream: TcpStream| async { Ok(prepared(stream, |stream| stream)) })
-                .and_then(http1(bounds.clone(), app()))
+            fn_service(|stream: TcpStream| async { Ok(addressed(Socket::new(stream), |socket| socket)) })
+                .and_then(http1(bounds.clone(), app(), |socket| socket))
         }),
         Some(offered) => {
             let mut acceptor = Acceptor::new(offered);
             acceptor.set_handshake_timeout(config.header_timeout);
             workers.listen("https", listener, move || {
                 let handshake = acceptor.clone().map_err(ConnectionError::into_service_error);
-                let handshake =
-                    handshake.map(|stream: TlsStream<TcpStream>| prepared(stream, |stream| stream.get_ref().0));
-                handshake.and_then(http1(bounds.clone(), app()).map_err(ConnectionError::Service))
+                let handshake = fn_service(|stream: TcpStream| async { Ok(Socket::new(stream)) }).and_then(handshake);
+                let handshake = handshake.map(|stream| addressed(stream, below));
+                handshake.and_then(http1(bounds.clone(), app(), below).map_err(ConnectionError::Service))
             })
         }
     };
@@ -92,19 +93,22 @@ pub fn offered(config: &ServerConfig) -> io::Result<Option<rustls::ServerConfig>
     Ok(Some(offered))
 }
 
-/// A connection that sends what it has at once, with its client's address. `socket` finds the socket below.
-fn prepared<T>(stream: T, socket: impl FnOnce(&T) -> &TcpStream) -> (T, Option<SocketAddr>) {
-    let socket = socket(&stream);
-    // A socket that refuses is already dead; reading from it says so.
-    let _ = socket.set_nodelay(true);
-    let client = socket.peer_addr().ok();
+/// A connection with its client's address. `socket` finds the socket below.
+fn addressed<T>(stream: T, socket: impl FnOnce(&T) -> &Socket) -> (T, Option<SocketAddr>) {
+    let client = socket(&stream).client_address();
     (stream, client)
 }
 
-/// The application of one worker as a service of connections of type `T`.
+/// The socket of a TLS connection.
+fn below(stream: &TlsStream<Socket>) -> &Socket {
+    stream.get_ref().0
+}
+
+/// The application of one worker as a service of connections of type `T`; `socket` finds the socket below.
 fn http1<T, I, S, B>(
     bounds: Bounds,
     app: I,
+    socket: impl Fn(&T) -> &Socket + 'static,
 ) -> impl ServiceFactory<(T, Option<SocketAddr>), Config = (), Response = (), Error = DispatchError, InitError = ()>
 where
     T: ActixStream + 'static,
@@ -129,5 +133,6 @@ where
         .client_request_timeout(head)
         .client_disconnect_timeout(Duration::from_secs(FLUSH_SECONDS))
         .h1_allow_half_closed(false)
+        .on_connect_ext(move |stream, data| _ = data.insert(socket(stream).client()))
         .h1(map_config(app, |()| AppConfig::default()))
 }

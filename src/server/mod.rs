@@ -10,6 +10,7 @@ mod openai;
 mod openapi;
 mod respond;
 mod run;
+mod socket;
 mod status;
 mod text;
 mod tls;

@@ -9,6 +9,8 @@ use actix_web::{HttpRequest, HttpResponse, Route, web};
 use bytes::Bytes;
 use serde_json::Value;
 
+use super::connection::holding;
+use super::socket::Client;
 use super::{Service, WorkerHub, intake};
 use crate::actors::session::{FieldNames, FrameBody, Output, Plan, launch};
 use crate::admission::{Dialect, RequestSpec};
@@ -105,8 +107,10 @@ where
                 let answered = async {
                     service.accepting()?;
                     let body = intake::body(&service, &request, payload).await?;
+                    let waiting = Client::waits(&request);
                     let asked = translate(&service, &request, body).await?;
-                    respond(&service, &hub, asked).await
+                    let answer = respond(&service, &hub, asked).await?;
+                    Ok(answer.map(|response| response.map_body(|_, body| holding(body, waiting))))
                 };
                 match answered.await {
                     Ok(Ok(response)) => response,
