@@ -4,6 +4,8 @@ mod common;
 mod http_support;
 
 use std::ffi::OsStr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -11,7 +13,7 @@ use crucible::protocol::stop::{Scan, StopMatcher};
 use http_support::binary::Binary;
 use http_support::client::{get, post, send, send_json};
 use http_support::until;
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[test]
 fn a_top_p_of_zero_keeps_the_most_likely_token_and_the_engine_lives() {
@@ -392,6 +394,74 @@ fn health_tells_the_longest_prompt_and_sequence_and_they_are_served() {
         };
         let too_long = || (400, Some("context_length_exceeded".to_owned()));
         assert_eq!((ask(prompt, sequence - prompt), ask(prompt + 1, 1)), ((200, None), too_long()), "{overrides:?}");
+    }
+}
+
+/// What a server answers to these bytes, until it closes the connection.
+fn spoken(address: SocketAddr, bytes: &[u8]) -> String {
+    let mut client = TcpStream::connect(address).expect("connected");
+    client.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+    client.write_all(bytes).expect("sent");
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).expect("an answer and the end of the connection");
+    answer
+}
+
+fn posted(path: &str, version: &str, headers: &str, body: &Value) -> Vec<u8> {
+    let body = body.to_string();
+    let length = body.len();
+    let head =
+        format!("POST {path} {version}\r\nhost: t\r\ncontent-type: application/json\r\ncontent-length: {length}");
+    format!("{head}\r\n{headers}\r\n{body}").into_bytes()
+}
+
+/// Paths of streams with a request for each.
+fn streams() -> [(&'static str, Value); 4] {
+    let messages = json!([{"role": "user", "content": "a"}]);
+    [
+        ("/v1/generate/stream", json!({"prompt": "a", "max_tokens": 3})),
+        ("/v1/completions", json!({"model": "tiny", "prompt": "a", "max_tokens": 3, "stream": true})),
+        ("/v1/chat/completions", json!({"model": "tiny", "messages": messages, "max_tokens": 3, "stream": true})),
+        ("/v1/messages", json!({"model": "tiny", "messages": messages, "max_tokens": 3, "stream": true})),
+    ]
+}
+
+#[test]
+fn a_stream_for_a_client_of_http_1_0_has_no_chunks_and_ends_with_the_connection() {
+    let server = Binary::tiny(&[]);
+    for (path, body) in streams() {
+        let answer = spoken(server.address, &posted(path, "HTTP/1.0", "connection: keep-alive\r\n", &body));
+        let (head, events) = answer.split_once("\r\n\r\n").expect("a head");
+        assert!(head.starts_with("HTTP/1.0 200") && head.contains("text/event-stream"), "{head}");
+        for wrong in ["transfer-encoding", "content-length", "keep-alive"] {
+            assert!(!head.to_lowercase().contains(wrong), "{path}: {head}");
+        }
+        let line = |line: &str| line.is_empty() || line.starts_with("event: ") || line.starts_with("data: ");
+        assert!(events.lines().count() > 4 && events.ends_with("\n\n") && events.lines().all(line), "{events}");
+    }
+    // An answer with a length keeps the connection, as ever.
+    let (path, body) = ("/v1/generate", json!({"prompt": "a", "max_tokens": 3}));
+    let mut twice = posted(path, "HTTP/1.0", "connection: keep-alive\r\n", &body);
+    twice.extend(posted(path, "HTTP/1.0", "", &body));
+    let answers = spoken(server.address, &twice);
+    assert_eq!((answers.matches("HTTP/1.0 200").count(), answers.matches("content-length").count()), (2, 2));
+}
+
+#[test]
+fn an_offer_of_another_protocol_is_declined_in_words() {
+    let server = Binary::tiny(&["server.keep_alive_ms=600000"]);
+    let h2c = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n";
+    let [stream, ..] = streams();
+    let posts = [("/v1/generate", json!({"prompt": "a", "max_tokens": 3})), stream, ("/nowhere", json!({}))];
+    let mut requests: Vec<Vec<u8>> = posts.iter().map(|(path, body)| posted(path, "HTTP/1.1", h2c, body)).collect();
+    let web_socket = "connection: upgrade\r\nupgrade: websocket\r\n";
+    requests
+        .extend([h2c, web_socket].map(|offer| format!("GET /health HTTP/1.1\r\nhost: t\r\n{offer}\r\n").into_bytes()));
+    for request in requests {
+        let answer = spoken(server.address, &request);
+        let head = answer.split_once("\r\n\r\n").expect("a head").0.to_lowercase();
+        let asked = String::from_utf8_lossy(&request);
+        assert!(head.contains("connection: close") && !head.contains("upgrade"), "{asked}: {head}");
     }
 }
 

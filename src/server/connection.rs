@@ -16,7 +16,7 @@ use actix_web::Error;
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::{Payload, ServiceRequest, ServiceResponse};
 use actix_web::error::PayloadError;
-use actix_web::http::header;
+use actix_web::http::{ConnectionType, Version, header};
 use actix_web::middleware::Next;
 use bytes::Bytes;
 use futures_util::Stream;
@@ -43,6 +43,26 @@ pub fn listener(address: SocketAddr, write_timeout: Duration) -> io::Result<TcpL
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())
+}
+
+/// Frames an answer as its client can take it. The HTTP library would send chunks to a client of HTTP/1.0, which knows none and gets a body
+/// that ends with the connection; and of a request that offers another protocol it would claim to have changed to it, and then close.
+///
+/// # Errors
+/// Those of the services inside.
+pub async fn suit_client(
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<BoxBody>, Error> {
+    let (version, offers_other) = (request.version(), request.head().upgrade());
+    let mut response = next.call(request).await?.map_into_boxed_body();
+    let unframed = version < Version::HTTP_11 && response.response().body().size() == BodySize::Stream;
+    let head = response.response_mut().head_mut();
+    head.no_chunking(unframed);
+    if unframed || offers_other {
+        head.set_connection_type(ConnectionType::Close);
+    }
+    Ok(response)
 }
 
 /// Keeps a chunked request body alive until its response has been sent. The HTTP library closes a connection, after a short wait,
