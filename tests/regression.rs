@@ -465,6 +465,29 @@ fn an_offer_of_another_protocol_is_declined_in_words() {
     }
 }
 
+#[test]
+fn no_request_writes_a_line_of_its_own_or_a_control_character_to_the_log() {
+    let server = Binary::tiny(&["telemetry.log_level=debug"]);
+    let forged = "\nFORGED \u{1b}[31m \u{9b}1m \r";
+    let message = json!([{"role": forged, "content": "a"}]);
+    let bodies = [
+        ("/v1/generate", json!({forged: 1, "prompt": "a"}).to_string()),
+        ("/v1/generate", format!("{{{0}: 1, {0}: 2}}", json!(forged))),
+        ("/v1/chat/completions", json!({"model": forged, "messages": [{"role": "user", "content": "a"}]}).to_string()),
+        ("/v1/chat/completions", json!({"model": "tiny", "messages": message}).to_string()),
+        ("/v1/messages", json!({"model": forged, "messages": message, "max_tokens": 1}).to_string()),
+        ("/v1/completions", json!({"model": "tiny", "prompt": "a", "user": forged, "max_tokens": 1}).to_string()),
+    ];
+    for (path, body) in &bodies {
+        send(server.address, "POST", path, &[("content-type", "application/json")], body.as_bytes()).response();
+    }
+    until("the last is logged", || server.log.lock().expect("no panic").contains("request ended"));
+    let log = server.log.lock().expect("no panic").clone();
+    assert_eq!(log.matches("request not served").count(), bodies.len() - 1, "{log}");
+    assert!(!log.lines().any(|line| line.starts_with("FORGED")), "{log}");
+    assert!(!log.chars().any(|c| c.is_control() && c != '\n'), "{log:?}");
+}
+
 /// An upload outside of the backend's stream may return before its last part has arrived, and kernels of the stream do not wait for it.
 #[test]
 fn every_upload_to_the_device_is_in_stream_order() {

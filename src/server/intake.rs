@@ -20,7 +20,7 @@ pub fn refuse(service: &Service, request: &HttpRequest, refusal: &ApiError) -> H
 
 /// Turns an error into the response of the path's dialect.
 pub fn error(service: &Service, request: &HttpRequest, error: &ApiError) -> HttpResponse {
-    tracing::debug!(path = request.path(), code = error.code.name(), error = %error, "request not served");
+    tracing::debug!(path = request.path(), code = error.code.name(), error = error.message, "request not served");
     error.response(ErrorDialect::of_request(request), &format!("req_{}", service.serial()))
 }
 
