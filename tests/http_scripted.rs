@@ -268,6 +268,39 @@ fn text_becomes_ids_and_ids_become_text() {
 }
 
 #[test]
+fn very_many_messages_are_too_long_and_no_failure_of_the_template() {
+    // A template that its budget does not bring to the end of so many messages, each of a token at least.
+    const SLOW: &str = "{% for m in messages %}{% for i in range(200) %}{{ m.content }}{% endfor %}{% endfor %}";
+    let server = Scripted::templated(fake::factory(Script::default()), SLOW, &[]);
+    let asked = |path: &str, count: usize| {
+        let messages = vec![json!({"role": "user", "content": "a"}); count];
+        let mut body = json!({"messages": messages});
+        if path != "/tokenize" {
+            body["model"] = json!("tiny");
+        }
+        if path == "/v1/messages" {
+            body["max_tokens"] = json!(1);
+        }
+        post(server.address, path, &body).json()["error"].clone()
+    };
+    for path in ["/v1/chat/completions", "/tokenize"] {
+        let error = asked(path, 50_000);
+        assert_eq!(
+            (&error["code"], &error["param"]),
+            (&json!("context_length_exceeded"), &json!("messages")),
+            "{error}"
+        );
+        assert!(error["message"].as_str().expect("a text").contains("50000 messages"), "{error}");
+        // So few might fit if the template came to an end.
+        assert_eq!(asked(path, 10_000)["code"], "invalid_value", "{path}");
+    }
+    for path in ["/v1/messages", "/v1/messages/count_tokens"] {
+        let error = asked(path, 50_000);
+        assert_eq!(error["details"]["error_code"], "context_length_exceeded", "{path}: {error}");
+    }
+}
+
+#[test]
 fn a_client_that_hangs_up_is_out_at_once_unary_or_streaming_before_its_first_token() {
     let script = Script::default();
     let server = Scripted::start(script.clone(), &[]);

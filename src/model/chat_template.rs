@@ -64,9 +64,12 @@ pub enum TemplateError {
     /// The template itself refuses the conversation, by `raise_exception`.
     #[error("{0}")]
     Refused(String),
-    /// The template failed or used up its budget.
+    /// The template failed.
     #[error("the model's chat template failed ({0}): send a plain prompt instead")]
     Render(String),
+    /// The template used up its budget.
+    #[error("the model's chat template does not come to an end in {FUEL} steps: send fewer messages or a plain prompt")]
+    OutOfFuel,
     /// `Continue` without a last message whose content the rendered text contains.
     #[error("there is no last message to continue: end the conversation with a message that has text")]
     NothingToContinue,
@@ -113,7 +116,8 @@ impl ChatTemplate {
     /// The text of a conversation.
     ///
     /// # Errors
-    /// `Refused` when the template does not take this conversation (the client's fault), `Render` when the template is at fault.
+    /// `Refused` when the template does not take this conversation (the client's fault), `Render` when the template is at fault,
+    /// `OutOfFuel` when it may be either.
     pub fn render(&self, messages: &[ChatMessage], end: GenerationPrompt) -> Result<String, TemplateError> {
         match end {
             GenerationPrompt::Add | GenerationPrompt::Omit => self.whole(messages, end),
@@ -159,6 +163,9 @@ fn raise_exception(message: String) -> Result<String, Error> {
 }
 
 fn failure(error: Error) -> TemplateError {
+    if error.kind() == ErrorKind::OutOfFuel {
+        return TemplateError::OutOfFuel;
+    }
     match error.detail().and_then(|detail| detail.strip_prefix(RAISED)) {
         Some(message) => TemplateError::Refused(message.to_owned()),
         None => TemplateError::Render(error.to_string()),
@@ -387,7 +394,7 @@ mod tests {
         ];
         for source in hostile {
             let error = render(source, &[message("user", "x")]).expect_err(source);
-            assert!(matches!(error, TemplateError::Render(_)), "{source}: {error:?}");
+            assert!(matches!(error, TemplateError::Render(_) | TemplateError::OutOfFuel), "{source}: {error:?}");
         }
     }
 

@@ -34,6 +34,18 @@ pub enum ConversationError {
         /// Allowed.
         limit: usize,
     },
+    /// Too many messages for the template, which come to more tokens than a prompt may have.
+    #[error(
+        "the conversation has {messages} messages, which are at least {tokens} tokens; the limit is {limit}: leave out messages or shorten them"
+    )]
+    TooMany {
+        /// Of the conversation.
+        messages: usize,
+        /// They have so many at least.
+        tokens: usize,
+        /// Allowed.
+        limit: usize,
+    },
     /// No character is left to mark with.
     #[error("the messages spell control tokens and hold every private-use character: leave out one of the two")]
     NoMark,
@@ -53,7 +65,7 @@ pub fn ids(
 ) -> Result<Vec<u32>, ConversationError> {
     let spelled = |message: &ChatMessage| [&message.content, &message.role].iter().any(|t| spells(tokenizer, t));
     if !messages.iter().any(spelled) {
-        let text = template.render(messages, end)?;
+        let text = rendered(template, tokenizer, messages, end, limit)?;
         check_length(tokenizer, &text, limit)?;
         return Ok(tokenizer.encode(&text, SpecialTokens::Parse)?);
     }
@@ -61,9 +73,29 @@ pub fn ids(
     let marked = |text: &str| with_marks(tokenizer, text, mark);
     let marked: Vec<ChatMessage> =
         messages.iter().map(|m| ChatMessage { role: marked(&m.role), content: marked(&m.content) }).collect();
-    let text = template.render(&marked, end)?;
+    let text = rendered(template, tokenizer, &marked, end, limit)?;
     check_length(tokenizer, &text.replace(mark, ""), limit)?;
     Ok(encode_marked(tokenizer, &text, mark)?)
+}
+
+/// The text of a conversation. One that the template's budget does not reach the end of is too long where its messages alone are: each
+/// has a token of the template's own at least.
+fn rendered(
+    template: &ChatTemplate,
+    tokenizer: &Tokenizer,
+    messages: &[ChatMessage],
+    end: GenerationPrompt,
+    limit: usize,
+) -> Result<String, ConversationError> {
+    template.render(messages, end).map_err(|error| {
+        let tokens = messages.iter().map(|message| tokenizer.tokens_min(&message.content).max(1)).sum();
+        match error {
+            TemplateError::OutOfFuel if tokens > limit => {
+                ConversationError::TooMany { messages: messages.len(), tokens, limit }
+            }
+            other => other.into(),
+        }
+    })
 }
 
 fn check_length(tokenizer: &Tokenizer, text: &str, limit: usize) -> Result<(), ConversationError> {

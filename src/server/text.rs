@@ -93,7 +93,7 @@ pub async fn chat(service: &Service, turns: Vec<ChatMessage>, end: GenerationPro
     let length = chat_bytes(&turns);
     let encode = move || {
         let refused = |e: ConversationError| {
-            let too_long = matches!(e, ConversationError::TooLong { .. });
+            let too_long = matches!(e, ConversationError::TooLong { .. } | ConversationError::TooMany { .. });
             let code = if too_long { Code::ContextLengthExceeded } else { Code::InvalidValue };
             ApiError::about(code, "messages", e.to_string())
         };
