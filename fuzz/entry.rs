@@ -28,8 +28,8 @@ pub fn template(bytes: &[u8]) {
 /// A request body, read as every dialect.
 pub fn body(bytes: &[u8]) {
     let _ = native::Generate::parse(bytes);
-    let _ = openai::chat::ChatRequest::parse(bytes);
-    let _ = openai::completions::CompletionRequest::parse(bytes);
+    let _ = openai::chat::ChatRequest::parse(bytes, openai::MAX_CHOICES);
+    let _ = openai::completions::CompletionRequest::parse(bytes, openai::MAX_CHOICES);
     let _ = anthropic::messages::MessagesRequest::parse(bytes);
     let _ = anthropic::Conversation::parse(bytes);
 }

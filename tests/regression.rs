@@ -488,6 +488,36 @@ fn no_request_writes_a_line_of_its_own_or_a_control_character_to_the_log() {
     assert!(!log.chars().any(|c| c.is_control() && c != '\n'), "{log:?}");
 }
 
+#[test]
+fn a_refusal_says_what_is_wrong_and_which_prompt_and_how_many_answers_there_may_be() {
+    let server = Binary::tiny(&[]);
+    let head =
+        "POST /v1/generate HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+    let answer = spoken(server.address, format!("{head}xyz\r\n{{}}\r\n0\r\n\r\n").as_bytes());
+    assert!(answer.contains("a chunk of it has no valid size") && !answer.contains("None"), "{answer}");
+    let completion = |fields: Value| {
+        let mut body = json!({"model": "tiny", "prompt": "a", "max_tokens": 1});
+        body.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
+        let error = post(server.address, "/v1/completions", &body).json()["error"].clone();
+        (error["param"].as_str().unwrap_or("").to_owned(), error["message"].as_str().unwrap_or("").to_owned())
+    };
+    for n in [0, 33] {
+        assert_eq!(completion(json!({"n": n})), ("n".to_owned(), format!("n is {n}, it must lie in 1..=32")));
+    }
+    let long = "c".repeat(600);
+    for (prompts, n, blamed) in [
+        (json!(["a", "b", ""]), 1, "prompt[2]"),
+        (json!(["a", "", "b"]), 2, "prompt[1]"),
+        (json!([[97], [320], [98]]), 3, "prompt[1]"),
+        (json!(["a", long]), 1, "prompt[1]"),
+        (json!([[97], vec![97; 600]]), 1, "prompt[1]"),
+        (json!([""]), 1, "prompt"),
+        (json!(""), 2, "prompt"),
+    ] {
+        assert_eq!(completion(json!({"prompt": prompts, "n": n})).0, blamed, "{prompts}");
+    }
+}
+
 /// An upload outside of the backend's stream may return before its last part has arrived, and kernels of the stream do not wait for it.
 #[test]
 fn every_upload_to_the_device_is_in_stream_order() {

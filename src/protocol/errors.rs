@@ -218,6 +218,11 @@ impl ApiError {
         Self { code, message: message.into(), param: Some(param.into()) }
     }
 
+    /// The name of item `at` of a field that holds `count`: the field itself when it holds one.
+    pub fn one_of(field: &str, at: usize, count: usize) -> Cow<'_, str> {
+        if count == 1 { Cow::Borrowed(field) } else { Cow::Owned(format!("{field}[{at}]")) }
+    }
+
     /// The waiting queue is full.
     pub fn queue_full(limit: usize) -> Self {
         Self::new(Code::QueueFull, format!("the waiting queue is full ({limit} requests); retry after a second"))

@@ -3,6 +3,7 @@
 use actix_cors::CorsError;
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{Payload, ServiceRequest, ServiceResponse};
+use actix_web::error::PayloadError;
 use actix_web::http::header;
 use actix_web::middleware::Next;
 use actix_web::{Error, HttpRequest, HttpResponse, web};
@@ -92,9 +93,7 @@ pub async fn body(service: &Service, request: &HttpRequest, payload: web::Payloa
     let read = async {
         let mut whole = BytesMut::with_capacity(announced.unwrap_or(0).min(65_536));
         while let Some(chunk) = payload.next().await {
-            let chunk = chunk.map_err(|e| {
-                ApiError::new(Code::InvalidJson, format!("the body could not be read: {e}; send it whole"))
-            })?;
+            let chunk = chunk.map_err(|e| unreadable(&e))?;
             if whole.len() + chunk.len() > limit {
                 return Err(too_large());
             }
@@ -110,6 +109,18 @@ pub async fn body(service: &Service, request: &HttpRequest, payload: web::Payloa
             Err(ApiError::new(Code::RequestTimeout, text))
         }
     }
+}
+
+/// Why a body does not go on. Of a wrong chunk the library only says that the body ends there.
+fn unreadable(error: &PayloadError) -> ApiError {
+    let text = match error {
+        PayloadError::Incomplete(_) | PayloadError::EncodingCorrupted => {
+            "the body breaks off, or a chunk of it has no valid size; send it whole, with a content-length or in well-formed chunks"
+                .to_owned()
+        }
+        other => format!("the body could not be read: {other}; send it whole"),
+    };
+    ApiError::new(Code::InvalidJson, text)
 }
 
 /// Compressed bodies are not read, so that a small one cannot become a large one.

@@ -15,7 +15,7 @@ use crate::protocol::errors::{ApiError, Code, ErrorDialect};
 use crate::protocol::openai::chat::{ChatFormat, ChatRequest};
 use crate::protocol::openai::completions::{CompletionFormat, CompletionRequest, Echo};
 use crate::protocol::openai::envelope::Envelope;
-use crate::protocol::openai::{Common, Delivery, MaxTokens};
+use crate::protocol::openai::{Common, Delivery, MaxTokens, most_choices};
 
 /// Sequences of one completion request at most.
 const MAX_SEQUENCES: usize = 1_024;
@@ -27,7 +27,9 @@ const COMPLETION_TOKENS: usize = 16;
 /// # Errors
 /// The first thing that is wrong with the request.
 pub async fn chat(service: &Service, _: &HttpRequest, body: Bytes) -> Result<Asked, ApiError> {
-    let ChatRequest { common, messages, max_tokens, logprobs } = text::parsed(body, ChatRequest::parse).await?;
+    let most = most_choices(service.engine.permits().limit());
+    let parse = move |bytes: &[u8]| ChatRequest::parse(bytes, most);
+    let ChatRequest { common, messages, max_tokens, logprobs } = text::parsed(body, parse).await?;
     service.check_model(&common.model)?;
     let prompt = text::chat(service, messages, GenerationPrompt::Add).await?;
     let max_new_tokens = max_tokens.map_or_else(|| room(service, prompt.len()), |limit| limit.tokens);
@@ -52,8 +54,9 @@ pub async fn chat(service: &Service, _: &HttpRequest, body: Bytes) -> Result<Ask
 /// # Errors
 /// The first thing that is wrong with the request.
 pub async fn completions(service: &Service, _: &HttpRequest, body: Bytes) -> Result<Asked, ApiError> {
-    let CompletionRequest { common, prompts, max_tokens, echo, logprobs } =
-        text::parsed(body, CompletionRequest::parse).await?;
+    let most = most_choices(service.engine.permits().limit());
+    let parse = move |bytes: &[u8]| CompletionRequest::parse(bytes, most);
+    let CompletionRequest { common, prompts, max_tokens, echo, logprobs } = text::parsed(body, parse).await?;
     service.check_model(&common.model)?;
     let sequences = prompts.len() * common.n;
     if sequences > MAX_SEQUENCES {

@@ -56,14 +56,16 @@ pub async fn prompts(
     let (tokenizer, limit) = (service.tokenizer.clone(), service.engine.limits().max_prompt_tokens);
     let length = prompts.iter().map(|p| if let Prompt::Text(text) = p { text.len() } else { 0 }).sum();
     let encode = move || {
-        prompts.iter().try_for_each(|p| check_length(&tokenizer, p, limit, field))?;
-        prompts.into_iter().map(|p| ids(&tokenizer, p, field)).collect()
+        let count = prompts.len();
+        let name = |at| ApiError::one_of(field, at, count);
+        prompts.iter().enumerate().try_for_each(|(at, p)| check_length(&tokenizer, p, limit, &name(at)))?;
+        prompts.into_iter().enumerate().map(|(at, p)| ids(&tokenizer, p, &name(at))).collect()
     };
     off_the_worker(length, encode).await
 }
 
 /// Refuses a text that has too many tokens by its bytes alone.
-fn check_length(tokenizer: &Tokenizer, prompt: &Prompt, limit: usize, field: &'static str) -> Result<(), ApiError> {
+fn check_length(tokenizer: &Tokenizer, prompt: &Prompt, limit: usize, field: &str) -> Result<(), ApiError> {
     let Prompt::Text(text) = prompt else { return Ok(()) };
     let (bytes, tokens) = (text.len(), tokenizer.tokens_min(text));
     if tokens > limit {
@@ -74,7 +76,7 @@ fn check_length(tokenizer: &Tokenizer, prompt: &Prompt, limit: usize, field: &'s
     Ok(())
 }
 
-fn ids(tokenizer: &Tokenizer, prompt: Prompt, field: &'static str) -> Result<Arc<[u32]>, ApiError> {
+fn ids(tokenizer: &Tokenizer, prompt: Prompt, field: &str) -> Result<Arc<[u32]>, ApiError> {
     let text = match prompt {
         Prompt::Tokens(ids) => return Ok(ids.into()),
         Prompt::Text(text) => text,

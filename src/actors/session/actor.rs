@@ -90,12 +90,18 @@ pub fn launch(
     }
     let (specs, decoders): (Vec<_>, Vec<_>) = plan.choices.into_iter().unzip();
     let dialect = specs.first().map_or(Dialect::Internal, |s| s.dialect);
-    let check = |spec| ValidRequest::new(engine.next_id(), spec, engine.limits());
-    let requests: Vec<ValidRequest> = specs
-        .into_iter()
-        .map(check)
-        .collect::<Result<_, _>>()
-        .map_err(|e| ApiError::validation(&e, plan.names.prompt, plan.names.max_tokens))?;
+    // Choice 0 is the first of each prompt.
+    let prompts = specs.iter().filter(|spec| spec.choice == 0).count();
+    let mut begun = 0;
+    let check = |spec: RequestSpec| {
+        begun += usize::from(spec.choice == 0);
+        let of_prompt = |e| {
+            let prompt = ApiError::one_of(plan.names.prompt, begun.saturating_sub(1), prompts);
+            ApiError::validation(&e, &prompt, plan.names.max_tokens)
+        };
+        ValidRequest::new(engine.next_id(), spec, engine.limits()).map_err(of_prompt)
+    };
+    let requests: Vec<ValidRequest> = specs.into_iter().map(check).collect::<Result<_, _>>()?;
     fits_the_queue(engine, 1, requests.len())?;
     let permits = engine.try_permits(requests.len());
     let permits = permits.ok_or_else(|| ApiError::queue_full(engine.permits().limit()))?;

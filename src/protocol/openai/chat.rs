@@ -77,15 +77,15 @@ pub struct ChatRequest {
 }
 
 impl ChatRequest {
-    /// Reads a request body.
+    /// Reads a request body; `n` may be `most_choices` at most.
     ///
     /// # Errors
     /// The first thing that is wrong with it.
-    pub fn parse(bytes: &[u8]) -> Result<Self, ApiError> {
+    pub fn parse(bytes: &[u8], most_choices: u64) -> Result<Self, ApiError> {
         let mut body = Body::parse(bytes)?;
         let messages = body.value("messages");
         let request = Self {
-            common: Common::parse(&mut body)?,
+            common: Common::parse(&mut body, most_choices)?,
             messages: turns(body.require("messages", messages)?)?,
             max_tokens: max_tokens(&mut body)?,
             logprobs: logprobs(&mut body)?,
@@ -305,14 +305,14 @@ impl Format for ChatFormat {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::openai::Delivery;
+    use crate::protocol::openai::{Delivery, MAX_CHOICES};
 
     fn parse(fields: Value) -> Result<ChatRequest, ApiError> {
         let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
         for (name, value) in fields.as_object().expect("an object") {
             body[name] = value.clone();
         }
-        ChatRequest::parse(body.to_string().as_bytes())
+        ChatRequest::parse(body.to_string().as_bytes(), MAX_CHOICES)
     }
 
     #[test]

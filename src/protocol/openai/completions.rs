@@ -41,11 +41,11 @@ pub struct CompletionRequest {
 }
 
 impl CompletionRequest {
-    /// Reads a request body.
+    /// Reads a request body; `n` may be `most_choices` at most.
     ///
     /// # Errors
     /// The first thing that is wrong with it.
-    pub fn parse(bytes: &[u8]) -> Result<Self, ApiError> {
+    pub fn parse(bytes: &[u8], most_choices: u64) -> Result<Self, ApiError> {
         let mut body = Body::parse(bytes)?;
         let prompt = body.value("prompt");
         let echo = body.boolean("echo")?.unwrap_or(false);
@@ -53,7 +53,7 @@ impl CompletionRequest {
             generates(&body)?;
         }
         let request = Self {
-            common: Common::parse(&mut body)?,
+            common: Common::parse(&mut body, most_choices)?,
             prompts: prompts(body.require("prompt", prompt)?)?,
             max_tokens: body
                 .integer("max_tokens", MAX_TOKENS)?
@@ -312,13 +312,14 @@ impl Format for CompletionFormat {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::openai::MAX_CHOICES;
 
     fn parse(prompt: Value, fields: Value) -> Result<CompletionRequest, ApiError> {
         let mut body = json!({"model": "m", "prompt": prompt});
         for (name, value) in fields.as_object().expect("an object") {
             body[name] = value.clone();
         }
-        CompletionRequest::parse(body.to_string().as_bytes())
+        CompletionRequest::parse(body.to_string().as_bytes(), MAX_CHOICES)
     }
 
     #[test]

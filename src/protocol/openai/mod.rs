@@ -21,10 +21,15 @@ use crate::backend::Adjust;
 
 /// Stop strings of one request at most.
 pub const MAX_STOPS: usize = 4;
-/// Choices of one prompt; the waiting queue may hold fewer.
-pub const CHOICES: RangeInclusive<u64> = 1..=128;
+/// Choices of one prompt at most; the waiting queue may hold fewer.
+pub const MAX_CHOICES: u64 = 128;
 /// `temperature`.
 pub const TEMPERATURE: RangeInclusive<f64> = 0.0..=2.0;
+
+/// Choices of one prompt at most, of a server whose waiting queue holds so many requests.
+pub fn most_choices(queue: usize) -> u64 {
+    MAX_CHOICES.min(queue as u64)
+}
 
 /// Fields of both endpoints.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,7 +75,7 @@ pub enum Delivery {
 }
 
 impl Common {
-    fn parse(body: &mut Body) -> Result<Self, ApiError> {
+    fn parse(body: &mut Body, most_choices: u64) -> Result<Self, ApiError> {
         let model = body.string("model")?;
         Ok(Self {
             model: body.require("model", model)?,
@@ -78,7 +83,7 @@ impl Common {
             adjust: adjust::parse(body)?,
             seed: seed(body)?,
             stop: body.stop_strings("stop", MAX_STOPS)?,
-            n: body.integer("n", CHOICES)?.unwrap_or(1) as usize,
+            n: body.integer("n", 1..=most_choices)?.unwrap_or(1) as usize,
             delivery: delivery(body)?,
             ignore_eos: body.boolean("ignore_eos")?.unwrap_or(false),
             user: body.string("user")?,

@@ -108,7 +108,7 @@ fn openai_common(bounds: &Bounds) -> Value {
 
 /// Choices of one prompt: those of the dialect that the waiting queue holds.
 fn choices(bounds: &Bounds) -> RangeInclusive<u64> {
-    *openai::CHOICES.start()..=*openai::CHOICES.end().min(&(bounds.queue as u64))
+    1..=openai::most_choices(bounds.queue)
 }
 
 /// `wanted` is only allowed beside `field` = true.
