@@ -116,8 +116,8 @@ impl ChatTemplate {
     /// The text of a conversation.
     ///
     /// # Errors
-    /// `Refused` when the template does not take this conversation (the client's fault), `Render` when the template is at fault,
-    /// `OutOfFuel` when it may be either.
+    /// `Refused` when the template does not take this conversation (the client's fault), `Render` when the template is at
+    /// fault, `OutOfFuel` when it may be either.
     pub fn render(&self, messages: &[ChatMessage], end: GenerationPrompt) -> Result<String, TemplateError> {
         match end {
             GenerationPrompt::Add | GenerationPrompt::Omit => self.whole(messages, end),

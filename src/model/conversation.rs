@@ -78,8 +78,8 @@ pub fn ids(
     Ok(encode_marked(tokenizer, &text, mark)?)
 }
 
-/// The text of a conversation. One that the template's budget does not reach the end of is too long where its messages alone are: each
-/// has a token of the template's own at least.
+/// The text of a conversation. One that the template's budget does not reach the end of is too long where its messages alone
+/// are: each has a token of the template's own at least.
 fn rendered(
     template: &ChatTemplate,
     tokenizer: &Tokenizer,

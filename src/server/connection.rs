@@ -45,8 +45,9 @@ pub fn listener(address: SocketAddr, write_timeout: Duration) -> io::Result<TcpL
     Ok(socket.into())
 }
 
-/// Frames an answer as its client can take it. The HTTP library would send chunks to a client of HTTP/1.0, which knows none and gets a body
-/// that ends with the connection; and of a request that offers another protocol it would claim to have changed to it, and then close.
+/// Frames an answer as its client can take it. The HTTP library would send chunks to a client of HTTP/1.0, which knows none and
+/// gets a body that ends with the connection; and of a request that offers another protocol it would claim to have changed to
+/// it, and then close.
 ///
 /// # Errors
 /// Those of the services inside.

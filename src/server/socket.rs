@@ -1,5 +1,5 @@
-//! A connection's socket. While an answer is in the making it also tells that its client has left when nobody reads any more: the HTTP
-//! library reads ahead up to a bound, and beyond it never comes to the end of what a client sent.
+//! A connection's socket. While an answer is in the making it also tells that its client has left when nobody reads any more:
+//! the HTTP library reads ahead up to a bound, and beyond it never comes to the end of what a client sent.
 //!
 //! It does not see the end of a client that left more behind than the system's own buffers take.
 
@@ -93,8 +93,8 @@ pub struct Client(Rc<Shared>);
 pub struct Waiting(Rc<Shared>);
 
 impl Client {
-    /// From now on, while the result is held, the connection ends when the client leaves. Whoever calls it has read the whole body
-    /// of the request: a half closed behind the body must not end the reading of it.
+    /// From now on, while the result is held, the connection ends when the client leaves. Whoever calls it has read the whole
+    /// body of the request: a half closed behind the body must not end the reading of it.
     pub fn waits(request: &HttpRequest) -> Option<Waiting> {
         let Client(shared) = request.conn_data()?;
         shared.waiting.set(shared.waiting.get() + 1);
