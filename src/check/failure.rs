@@ -312,7 +312,7 @@ fn breaks(
     drop(engine);
     let took = began.elapsed();
     tally.case(check(took < BOUND, || format!("step {at}: it took {took:?} until the engine was gone")));
-    println!("  step {at}: {before} tokens before it, gone after {} ms: {said}", took.as_millis());
+    say!("  step {at}: {before} tokens before it, gone after {} ms: {said}", took.as_millis());
     Ok(())
 }
 

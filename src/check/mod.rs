@@ -1,8 +1,8 @@
 //! The validation suites: each compares a backend's bits with the canonical arithmetic, prints its seed and its counts, and ends with a
 //! line of passes and failures.
 
-/// In the suites a line that standard output does not take is no panic: whoever runs them asks `output::complete`.
-macro_rules! println {
+/// Prints a line of a report. One that standard output does not take is no panic: whoever runs the suites asks `output::complete`.
+macro_rules! say {
     ($($part:tt)*) => { $crate::output::line(format_args!($($part)*)) };
 }
 
@@ -106,7 +106,7 @@ impl Tally {
             Err(reason) => {
                 self.failed += 1;
                 if self.failed <= SHOWN {
-                    println!("FAIL {}: {reason}", self.name);
+                    say!("FAIL {}: {reason}", self.name);
                 }
             }
         }
@@ -133,7 +133,7 @@ impl Tally {
     /// Prints the line of counts.
     pub fn print(&self) {
         let Self { name, seed, passed, failed, values } = self;
-        println!("{name}: seed {seed}, {} cases, {values} values, {passed} passed, {failed} failed", passed + failed);
+        say!("{name}: seed {seed}, {} cases, {values} values, {passed} passed, {failed} failed", passed + failed);
     }
 }
 

@@ -77,7 +77,7 @@ fn reached(launched: &[(String, u64)], options: &Options) -> Tally {
     let mut tally = Tally::new("kernels that the shapes chose", options.seed);
     let least = if options.shapes < 48 { 0 } else { options.shapes.div_ceil(50) as u64 };
     let list: Vec<String> = launched.iter().map(|(name, n)| format!("{name}: {n}")).collect();
-    println!("launches: {}", list.join(", "));
+    say!("launches: {}", list.join(", "));
     for (name, n) in launched {
         tally.case(if *n >= least { Ok(()) } else { Err(format!("{name} was launched {n} times, wanted {least}")) });
     }
@@ -91,7 +91,7 @@ fn reached(launched: &[(String, u64)], options: &Options) -> Tally {
 pub fn run(options: &Options) -> Result<u64, Failure> {
     let mut total = Tally::new("kernels", options.seed);
     let bench = Bench::open(options, &Kind::ALL, 64)?;
-    println!("kernels: {} ({})", bench.device.name, bench.device.architecture());
+    say!("kernels: {} ({})", bench.device.name, bench.device.architecture());
     let mut parts = linear::run(&bench, options)?;
     parts.extend(rows::run(&bench, options)?);
     parts.extend(selection::run(&bench, options)?);

@@ -57,10 +57,7 @@ pub(super) fn decode(stage: &mut Stage<'_>) -> Result<(), Failure> {
     }
     let (with, without) = (counts(&graphs), counts(&eager));
     let decodes = stage.counts.seen.walk.len() / 2;
-    println!(
-        "  batches 1 to {}, {decodes} decode steps each way; with graphs {with:?}; without {without:?}",
-        SIZES.len()
-    );
+    say!("  batches 1 to {}, {decodes} decode steps each way; with graphs {with:?}; without {without:?}", SIZES.len());
     stage.reached("a replay for every decode step", with.replays >= decodes as u64);
     stage.reached("no replay without graphs", without.replays == 0);
     Ok(())
@@ -81,7 +78,7 @@ pub(super) fn prefill(stage: &mut Stage<'_>) -> Result<(), Failure> {
             stage.expect(what, &sequences, &got, &want);
             stage.witnessed(&sequences, &got, SOLO)?;
             let after = counts(graphs);
-            println!("  {what}: {} lengths, before {before:?}, after {after:?}", lens.len());
+            say!("  {what}: {} lengths, before {before:?}, after {after:?}", lens.len());
             Ok((before, after))
         };
     let all: Vec<usize> = (0..68).map(length).collect();

@@ -112,7 +112,7 @@ impl Suite {
         }
         let gpu_only = matches!(self, Suite::Graph | Suite::PrefillGraph);
         if gpu_only && options.which == Which::Cpu {
-            println!("{self:?}: skipped, the cpu has no graphs");
+            say!("{self:?}: skipped, the cpu has no graphs");
             return Ok(0);
         }
         let mut failures = 0;
@@ -165,10 +165,12 @@ impl<'a> Stage<'a> {
 
     fn print(&self) {
         let Counts { steps, packed, tokens, seen, .. } = &self.counts;
-        println!("  {} sequences played, {steps} steps, {packed} packed, {tokens} token rows", self.sequences);
-        println!(
+        say!("  {} sequences played, {steps} steps, {packed} packed, {tokens} token rows", self.sequences);
+        say!(
             "  {} steps with prefill and decode rows, {} with poison before them, {} tokens held against the definition of selection",
-            seen.mixed, seen.poisoned, seen.defined
+            seen.mixed,
+            seen.poisoned,
+            seen.defined
         );
         self.tally.print();
     }

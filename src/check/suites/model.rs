@@ -64,7 +64,7 @@ fn compare(on: &Options, profile: Profile, format: MatrixFormat, lens: &[usize])
         positions += want.iter().map(|t| t.logits.len()).sum::<usize>();
     }
     let prompts: usize = greedy.iter().map(|s| s.prompt.len()).sum();
-    println!("  logits of {positions} positions, {prompts} of them of prompts, each alone and packed");
+    say!("  logits of {positions} positions, {prompts} of them of prompts, each alone and packed");
     stage.reached("every position of every prompt", positions >= prompts);
     stage.print();
     Ok(stage.tally.failures())

@@ -282,10 +282,10 @@ impl Run<'_, '_> {
         let t = &self.totals;
         let list = |name: &str, items: Vec<String>| {
             if !items.is_empty() {
-                println!("  {name}: {}", items.join(", "));
+                say!("  {name}: {}", items.join(", "));
             }
         };
-        println!("  {} sequences in packed plays, {} packed steps, {} fuzz sets", t.sequences, t.packed, t.sets);
+        say!("  {} sequences in packed plays, {} packed steps, {} fuzz sets", t.sequences, t.packed, t.sets);
         list("packing orders by chunk", t.orders.iter().map(|(c, n)| format!("{c}: {n}")).collect());
         list("packed steps with a full slice by chunk", t.chunks.iter().map(|(c, n)| format!("{c}: {n}")).collect());
         list("packed steps by prompts that end in them", t.ends.iter().map(|(c, n)| format!("{c}: {n}")).collect());
@@ -295,7 +295,7 @@ impl Run<'_, '_> {
         list("whole walks of batch sizes", walks.map(|(w, n)| format!("{w:?}: {n}")).collect());
         list("survivors compared by boundary", t.survivors.iter().map(|(b, n)| format!("{b}: {n}")).collect());
         list("cancelled whose pages went on at once", t.rebound.iter().map(|(b, n)| format!("{b}: {n}")).collect());
-        println!("  longest {} generated tokens; {} sequences of one token", t.longest, t.one_token);
+        say!("  longest {} generated tokens; {} sequences of one token", t.longest, t.one_token);
         let (sequences, packed, sets, orders) = (t.sequences, t.packed, t.sets, t.orders.clone());
         let rules = t.rules.len();
         if sets > 0 {
@@ -314,11 +314,11 @@ impl Run<'_, '_> {
         let (steps, poisoned) = (self.stage.counts.steps, self.stage.counts.seen.poisoned);
         self.stage.reached("poison before each step", steps == poisoned);
         if self.stage.options.which == Which::Cuda {
-            println!(
+            say!(
                 "  poisoned before each of {steps} steps: the uploaded step, token rows, tables, scratch, logits, new pages"
             );
         } else {
-            println!(
+            say!(
                 "  poisoned before each of {steps} steps: activations, logits, new pages (the cpu keeps no descriptors)"
             );
         }

@@ -20,7 +20,7 @@ pub(super) fn paged(stage: &mut Stage<'_>) -> Result<(), Failure> {
         let mut player = stage.open(&Setup { graphs, ..stage.setup() })?;
         let want = stage.solo(&mut player, &sequences, SOLO)?;
         let positions = by_definition(stage, &sequences, &want);
-        println!("  {way}: {positions} positions by the definitions on contiguous storage");
+        say!("  {way}: {positions} positions by the definitions on contiguous storage");
         for round in 1..4 {
             let shuffled = Style { pages: Pages::Shuffled, shuffle: round, ..Style::solo(SOLO) };
             let got = stage.play(&mut player, &sequences, &shuffled)?;
@@ -102,7 +102,7 @@ pub(super) fn batch(stage: &mut Stage<'_>) -> Result<(), Failure> {
         compared += sequences.len();
     }
     let sizes: Vec<usize> = (1..=16).map(|n| stage.counts.seen.batches(n)).collect();
-    println!("  {compared} sequences compared {} ways; decode steps of 1 to 16 rows: {sizes:?}", players.len());
+    say!("  {compared} sequences compared {} ways; decode steps of 1 to 16 rows: {sizes:?}", players.len());
     stage.reached("64 sequences", compared >= 64);
     Ok(())
 }
@@ -131,7 +131,7 @@ pub(super) fn prefill(stage: &mut Stage<'_>) -> Result<(), Failure> {
         }
     }
     let sampled = sequences.iter().filter(|s| s.rule != Rule::Greedy).count();
-    println!(
+    say!(
         "  {} lengths, {sampled} of them sampled, chunks 1 5 16 37 64 131 256 1000, pages in order and reused",
         sequences.len()
     );
@@ -161,9 +161,11 @@ pub(super) fn pressure(stage: &mut Stage<'_>) -> Result<(), Failure> {
         };
         let (got, seen) = stage.play_seen(&mut player, &sequences, &style)?;
         stage.expect("pressure", &sequences, &got, &want);
-        println!(
+        say!(
             "  {} of 32 pages in use at most, admission waited for pages in {} steps, {} decode rows began a page",
-            seen.pages_most, seen.blocked, seen.crossings
+            seen.pages_most,
+            seen.blocked,
+            seen.crossings
         );
         stage.reached("a full pool", seen.pages_most >= 28);
         stage.reached("admission that waits for pages", seen.blocked > 0);
@@ -200,7 +202,7 @@ pub(super) fn invariance(stage: &mut Stage<'_>) -> Result<(), Failure> {
     let cold = stage.play(&mut fresh, &sequences[..few], &Style { resident: few, chunk: 37, ..style })?;
     stage.expect("cold, on a fresh backend", &sequences[..few], &cold, &want[..few]);
     let positions: usize = want.iter().map(|t| t.logits.len()).sum();
-    println!("  logits of {positions} positions, each alone and crowded twice; {few} sequences warm and cold");
+    say!("  logits of {positions} positions, each alone and crowded twice; {few} sequences warm and cold");
     stage.reached("the promised positions", positions >= stage.amount(10_000, 2_000));
     Ok(())
 }

@@ -269,7 +269,7 @@ pub(super) fn run(stage: &mut Stage<'_>) -> Result<(), Failure> {
             });
         }
     }
-    println!("  crafted positions: {classes:?}");
+    say!("  crafted positions: {classes:?}");
     whole_model(stage, &mut player)
 }
 
@@ -295,7 +295,7 @@ fn whole_model(stage: &mut Stage<'_>, player: &mut Player) -> Result<(), Failure
         let got = stage.play(player, &sequences, &style)?;
         stage.expect("crowded", &sequences, &got, &want);
     }
-    println!("  {} rules through the model", sequences.len());
+    say!("  {} rules through the model", sequences.len());
     Ok(())
 }
 
