@@ -125,8 +125,8 @@ fn address_of(server: u32) -> String {
 
 const FIRST_PHASE: &str = "stable, window 1 of 1";
 
-/// Begins a soak of more minutes than the test waits, and no more than a fast machine may plan, sends a signal to it when it has said `when`,
-/// or to its server once that has work then, and gives what it said and its report.
+/// Begins a soak of more minutes than the test waits, and no more than a fast machine may plan, sends a signal to it when it has said
+/// `when`, or to its server once that has work then, and gives what it said and its report.
 fn ended_once(when: &str, name: &str, to_server: bool, signal_name: &str) -> (Output, Value) {
     use std::io::{BufRead, BufReader, Read};
     let folder = folder(name);

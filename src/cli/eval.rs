@@ -91,8 +91,8 @@ fn window(config: &Config, context: usize, asked: Option<usize>) -> Result<usize
     let room = pool.min(context);
     let held = format!("the model's context is {context} tokens, the pool of kv.pages holds {pool}");
     match asked {
+        _ if room < 2 => Err(format!("no window of two tokens fits: {held}")),
         Some(window) if window > room => Err(format!("--window is {window}, it must lie in 2..={room}: {held}")),
-        None if room < 2 => Err(format!("no window of two tokens fits: {held}")),
         asked => Ok(asked.unwrap_or(WINDOW.min(room))),
     }
 }

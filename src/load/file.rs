@@ -141,8 +141,8 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     written.map_err(|source| WriteError { path: path.to_owned(), source })
 }
 
-/// Makes what will take the place of `end`, at no moment with more rights than that has, and tells the rights of that; the process's mask may
-/// have taken some away.
+/// Makes what will take the place of `end`, at no moment with more rights than that has, and tells the rights of that; the process's mask
+/// may have taken some away.
 fn make_part(part: &Path, end: &Path) -> std::io::Result<(File, Option<Permissions>)> {
     let held = std::fs::metadata(end).ok().map(|held| held.permissions());
     let mode = held.as_ref().map_or(NEW_MODE, PermissionsExt::mode);

@@ -165,16 +165,17 @@ fn is_secret(name: &str) -> bool {
 /// What the last words of the names of secrets end with.
 const SECRETS: [&str; 6] = ["key", "keys", "token", "secret", "secrets", "password"];
 
-fn plain(value: Written) -> Value {
-    match value {
+/// `None` of a section without keys, which sets nothing.
+fn plain(value: Written) -> Option<Value> {
+    Some(match value {
         Written::Text(text) => json!(text),
         Written::Integer(number) => json!(number),
         Written::Float(number) => json!(number),
         Written::Bool(yes) => json!(yes),
         Written::Texts(texts) => json!(texts),
-        Written::EmptyTable => json!({}),
+        Written::EmptyTable => return None,
         Written::Other(kind) => json!(kind),
-    }
+    })
 }
 
 fn without_secrets<S: Serializer>(command: &[String], to: S) -> Result<S::Ok, S::Error> {
@@ -213,10 +214,10 @@ fn what_is_set(text: &str, settings: &[String]) -> BTreeMap<String, Value> {
         let _ = document.set(setting); // the server refuses what is wrong
     }
     let shown = |(key, entry): (String, Entry)| {
-        let value = if is_secret(&key) { json!(HIDDEN) } else { plain(entry.value) };
-        (key, value)
+        let value = plain(entry.value)?;
+        Some((key.clone(), if is_secret(&key) { json!(HIDDEN) } else { value }))
     };
-    document.into_rest().filter(|(_, entry)| entry.value != Written::EmptyTable).map(shown).collect()
+    document.into_rest().filter_map(shown).collect()
 }
 
 #[cfg(test)]

@@ -64,8 +64,9 @@ pub fn ids(
     limit: usize,
 ) -> Result<Vec<u32>, ConversationError> {
     let spelled = |message: &ChatMessage| [&message.content, &message.role].iter().any(|t| spells(tokenizer, t));
+    let too_many = |error| unrendered(error, tokenizer, messages, limit);
     if !messages.iter().any(spelled) {
-        let text = rendered(template, tokenizer, messages, end, limit)?;
+        let text = template.render(messages, end).map_err(too_many)?;
         check_length(tokenizer, &text, limit)?;
         return Ok(tokenizer.encode(&text, SpecialTokens::Parse)?);
     }
@@ -73,29 +74,24 @@ pub fn ids(
     let marked = |text: &str| with_marks(tokenizer, text, mark);
     let marked: Vec<ChatMessage> =
         messages.iter().map(|m| ChatMessage { role: marked(&m.role), content: marked(&m.content) }).collect();
-    let text = rendered(template, tokenizer, &marked, end, limit)?;
+    let text = template.render(&marked, end).map_err(too_many)?;
     check_length(tokenizer, &text.replace(mark, ""), limit)?;
     Ok(encode_marked(tokenizer, &text, mark)?)
 }
 
-/// The text of a conversation. One that the template's budget does not reach the end of is too long where its messages alone
+/// Why there is no text of a conversation. One that the template's budget does not reach the end of is too long where its messages alone
 /// are: each has a token of the template's own at least.
-fn rendered(
-    template: &ChatTemplate,
+fn unrendered(
+    error: TemplateError,
     tokenizer: &Tokenizer,
     messages: &[ChatMessage],
-    end: GenerationPrompt,
     limit: usize,
-) -> Result<String, ConversationError> {
-    template.render(messages, end).map_err(|error| {
-        let tokens = messages.iter().map(|message| tokenizer.tokens_min(&message.content).max(1)).sum();
-        match error {
-            TemplateError::OutOfFuel if tokens > limit => {
-                ConversationError::TooMany { messages: messages.len(), tokens, limit }
-            }
-            other => other.into(),
-        }
-    })
+) -> ConversationError {
+    if !matches!(error, TemplateError::OutOfFuel) {
+        return error.into();
+    }
+    let tokens = messages.iter().map(|message| tokenizer.tokens_min(&message.content).max(1)).sum();
+    if tokens > limit { ConversationError::TooMany { messages: messages.len(), tokens, limit } } else { error.into() }
 }
 
 fn check_length(tokenizer: &Tokenizer, text: &str, limit: usize) -> Result<(), ConversationError> {

@@ -33,6 +33,16 @@ const PROBE_MIN: Duration = Duration::from_secs(1);
 /// # Errors
 /// The address is in use or not this machine's.
 pub fn listener(address: SocketAddr, write_timeout: Duration) -> io::Result<TcpListener> {
+    let socket = bound(address, write_timeout)?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// The same before it listens: nobody can connect to it.
+///
+/// # Errors
+/// As `listener`.
+pub fn bound(address: SocketAddr, write_timeout: Duration) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     let probe = (write_timeout / 3).max(PROBE_MIN);
@@ -41,8 +51,7 @@ pub fn listener(address: SocketAddr, write_timeout: Duration) -> io::Result<TcpL
     socket.set_tcp_user_timeout(Some(write_timeout))?;
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    Ok(socket.into())
+    Ok(socket)
 }
 
 /// Frames an answer as its client can take it. The HTTP library would send chunks to a client of HTTP/1.0, which knows none and

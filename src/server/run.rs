@@ -1,7 +1,7 @@
 //! The life of the process: listen, serve, and end by a signal or by the death of the engine.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -58,7 +58,8 @@ pub async fn serve(service: web::Data<Service>, ready: impl FnOnce(SocketAddr)) 
             .configure(crate::web::configure)
             .default_service(web::to(not_found))
     };
-    let listener = bind(&config)?;
+    let asked = SocketAddr::new(config.host, config.port);
+    let listener = connection::listener(asked, config.write_timeout).map_err(|e| cannot_listen(asked, &e))?;
     let address = listener.local_addr()?;
     let server = listen::start(listener, &config, app)?;
     let handle = server.handle();
@@ -94,12 +95,8 @@ pub async fn serve(service: web::Data<Service>, ready: impl FnOnce(SocketAddr)) 
 /// Those of `serve`.
 pub fn check(config: &ServerConfig) -> io::Result<()> {
     listen::offered(config)?;
-    bind(config).map(drop)
-}
-
-fn bind(config: &ServerConfig) -> io::Result<TcpListener> {
     let asked = SocketAddr::new(config.host, config.port);
-    connection::listener(asked, config.write_timeout).map_err(|e| cannot_listen(asked, &e))
+    connection::bound(asked, config.write_timeout).map(drop).map_err(|e| cannot_listen(asked, &e))
 }
 
 /// Headers for browsers on the sites that are let in; nothing at all where none is. It stands outside of the question for the key,

@@ -77,7 +77,7 @@ impl Socket {
         }
         self.closed_half = None;
         if !std::mem::replace(&mut self.closed, true) {
-            // A reader that still reads gets one more turn to see the end for itself, and closes as it always does.
+            // A reader that still reads usually gets one more turn to see the end for itself, and closes as it always does.
             cx.waker().wake_by_ref();
             return false;
         }
@@ -112,12 +112,11 @@ impl AsyncRead for Socket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             ready!(self.shared.stream.poll_read_ready(cx))?;
-            match self.shared.stream.try_read(buf.initialize_unfilled()) {
+            match self.shared.stream.try_read_buf(buf) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Poll::Ready(Err(error)),
                 Ok(read) => {
                     self.read_to_end |= read == 0;
-                    buf.advance(read);
                     return Poll::Ready(Ok(()));
                 }
             }
@@ -165,7 +164,10 @@ impl AsyncWrite for Socket {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(SockRef::from(&self.shared.stream).shutdown(Shutdown::Write))
+        match SockRef::from(&self.shared.stream).shutdown(Shutdown::Write) {
+            Err(error) if error.kind() != io::ErrorKind::NotConnected => Poll::Ready(Err(error)),
+            _ => Poll::Ready(Ok(())),
+        }
     }
 }
 

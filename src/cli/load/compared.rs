@@ -85,9 +85,12 @@ fn refuse_idle_flags(args: &RunArgs, files: &[PathBuf], variants: &[Variant]) ->
         )
         .into());
     }
+    if args.ask.dialect.is_none() {
+        return Ok(());
+    }
     let names = files.iter().map(|file| Variant::names_dialect(file)).collect::<Result<Vec<_>, _>>()?;
     let own = std::iter::zip(variants, names).all(|(variant, named)| named && variant.config.is_none());
-    if own && args.ask.dialect.is_some() {
+    if own {
         return Err("--dialect belongs to files that name none, and both do; leave it out".into());
     }
     Ok(())

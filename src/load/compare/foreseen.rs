@@ -1,5 +1,7 @@
 //! What is known of an oracle before a server is started: whether it can judge that server in any form in which it may have to be asked.
 
+use std::collections::BTreeSet;
+
 use super::CompareOptions;
 use crate::load::drive::wires_of;
 use crate::load::job::Wire;
@@ -27,8 +29,7 @@ pub(super) fn foreseen(
     let workloads: Vec<Workload> = options.workloads.iter().filter(sure).cloned().collect();
     let wires = |renderer: &Renderer| wires_of(renderer, &workloads, options.rounds).collect::<Vec<Wire>>();
     let asked = wires(&best);
-    let mut dialects: Vec<_> = asked.iter().map(|w| w.dialect).collect();
-    dialects.dedup();
+    let dialects: BTreeSet<_> = asked.iter().map(|w| w.dialect).collect();
     let knows = |renderer: Renderer, dialect| {
         let mut wires = wires_of(&renderer, &workloads, options.rounds).filter(|w| w.dialect == dialect);
         wires.all(|wire| oracle.covers([wire]).is_ok())

@@ -228,8 +228,8 @@ pub fn compare(
     })
 }
 
-/// What can be wrong before anything is started: the programs, whose hashes it takes, the addresses, the oracle as far as it is known what a
-/// server will be asked, the program that tells of devices.
+/// What can be wrong before anything is started: the programs, whose hashes it takes, the addresses, the oracle as far as it is known what
+/// a server will be asked, the program that tells of devices.
 fn targets(variants: &mut [Variant], options: &CompareOptions) -> Result<Vec<Target>, LaunchError> {
     let mut targets = Vec::new();
     for variant in variants {
