@@ -188,8 +188,8 @@ fn a_client_that_closes_its_half_has_left() {
 fn a_client_that_leaves_behind_the_bytes_of_further_requests_has_left() {
     let server = long(&["limits.max_batch=1"]);
     // The HTTP library reads ahead up to a bound: seen, beyond it the end of what the client sent was not seen.
-    let small = b"GET /ready HTTP/1.1\r\nhost: t\r\n\r\n".repeat(6_250);
-    for further in [request("/v1/generate", &json!({"prompt": "b".repeat(200_000)})), small] {
+    let small = b"GET /ready HTTP/1.1\r\nhost: t\r\n\r\n".repeat(12_500);
+    for further in [request("/v1/generate", &json!({"prompt": "b".repeat(400_000)})), small] {
         let cancelled = stats(server.address)["cancelled_requests"].as_u64().expect("a number");
         let ask = |path: &str| {
             let mut client = TcpStream::connect(server.address).expect("connected");

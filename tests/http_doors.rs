@@ -319,7 +319,7 @@ fn a_client_that_leaves_in_the_middle_of_an_answer_over_tls_is_cancelled() {
                 stream.read_exact(&mut [0]).expect("the begin of an answer");
             }
             if let Leaving::ClosedBehind = leaving {
-                stream.write_all(&posted("/v1/generate", &json!({"prompt": "b".repeat(200_000)}))).expect("bytes");
+                stream.write_all(&posted("/v1/generate", &json!({"prompt": "b".repeat(400_000)}))).expect("bytes");
             }
             let open = match leaving {
                 Leaving::Told => {
