@@ -128,15 +128,16 @@ fn eval_scores_a_text_through_prefill_and_through_decode_to_the_same_bits() {
 
 #[test]
 fn eval_says_what_it_needs() {
-    let eval = |text: &str| {
+    let eval = |text: &str, window: &str| {
         common::default_model();
-        let arguments = ["eval", text, "--window", "1", "--set", "executor.backend=cpu"];
+        let arguments = ["eval", text, "--window", window, "--set", "executor.backend=cpu"];
         let output = Command::new(env!("CARGO_BIN_EXE_crucible")).args(arguments).output().expect("the binary runs");
         assert!(!output.status.success());
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
-    assert!(eval("no/such.txt").contains("cannot read no/such.txt"));
-    assert!(eval("README.md").contains("a window of at least two tokens is needed"));
+    assert!(eval("no/such.txt", "24").contains("cannot read no/such.txt"));
+    assert!(eval("README.md", "1").contains("--window is 1, it must be at least 2"));
+    assert!(eval("README.md", "100000").contains("--window is 100000, it must lie in 2..="));
 }
 
 #[test]
