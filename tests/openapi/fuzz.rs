@@ -295,7 +295,8 @@ fn schemathesis_finds_no_500_and_no_answer_beside_its_schema() {
             "--checks",
             "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
         ])
-        .args(["--phases", "examples,coverage,fuzzing", "--max-examples", "40", "--seed", "1", "--workers", "2"])
+        // One worker: its generator of values is not safe for threads, and called a case of its own inconsistent.
+        .args(["--phases", "examples,coverage,fuzzing", "--max-examples", "40", "--seed", "1", "--workers", "1"])
         .args(["--max-time", SCHEMATHESIS_SECONDS, "--request-timeout", "300", "--warnings", "off"])
         .args(["--suppress-health-check", "all", "--no-color"])
         .output()
